@@ -1,0 +1,5 @@
+"""See, steer and explain the rank of every weight product inside a neural network."""
+
+from rankwise.product.product import Product
+
+__all__ = ["Product"]
