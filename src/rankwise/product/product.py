@@ -15,6 +15,9 @@ from rankwise.errors import UserError
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+    from rankwise.product.spectrum import Method, Spectrum
+    from rankwise.product.vectors import SingularVectors
+
 REAL_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -195,6 +198,39 @@ class Product:
         from rankwise.product.sums import change
 
         return change(self, other) if isinstance(other, Product) else NotImplemented
+
+    def spectrum(self, method: Method = "auto", tolerance: float = 1e-6) -> Spectrum:
+        """The singular values of every matrix of the stack, largest first, each with an absolute error bound.
+
+        See `rankwise.product.spectrum.spectrum` for the methods, the bounds and how `auto` escalates.
+        """
+        from rankwise.product.spectrum import spectrum
+
+        return spectrum(self, method=method, tolerance=tolerance)
+
+    def svd(self, k: int | None = None) -> SingularVectors:
+        """The leading `k` singular triplets (all of them by default), with gap-based errors of the vectors."""
+        from rankwise.product.vectors import svd
+
+        return svd(self, k)
+
+    def balanced(self) -> Product:
+        """The same matrices with balanced factors `U sqrt(S)` and `sqrt(S) V^T`, so that `A^T A = B B^T`."""
+        from rankwise.product.gauge import balanced
+
+        return balanced(self)
+
+    def truncated(self, *, rank: int | None = None, energy: float | None = None) -> Product:
+        """The best approximation of a given rank, or of the smallest rank that keeps a share of the energy; balanced."""
+        from rankwise.product.gauge import truncated
+
+        return truncated(self, rank=rank, energy=energy)
+
+    def weighted(self, left: Tensor | None = None, right: Tensor | None = None) -> Product:
+        """The product seen through activations: `C_l^{1/2} P C_r^{1/2}` for the covariances of what meets its two sides."""
+        from rankwise.product.gauge import weighted
+
+        return weighted(self, left, right)
 
     def __repr__(self) -> str:
         count = f"{'x'.join(map(str, self.batch_shape))} of " if self.batch_shape else ""

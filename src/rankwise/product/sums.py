@@ -67,12 +67,12 @@ def _norm_bound(factors: Sequence[Tensor]) -> Tensor:
 
 
 def _padded(product: Product, depth: int) -> list[Tensor]:
-    missing = depth - product.depth
-    if not missing:
-        return list(product.factors)
-    size = product.right.shape[-1]
+    """The factors with identities put in at the narrowest place of the chain, where they are smallest."""
+    size = min(product.widths)
+    place = product.widths.index(size)
     identity = torch.eye(size, dtype=product.dtype, device=product.device)
-    return [*product.factors, *[identity] * missing]
+    factors = list(product.factors)
+    return [*factors[:place], *[identity] * (depth - product.depth), *factors[place:]]
 
 
 def _join(pair: tuple[Tensor, Tensor], dim: int) -> Tensor:
