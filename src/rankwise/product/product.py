@@ -46,14 +46,19 @@ class Product:
     Product(12 of 768x64x768, float32)
     """
 
-    __slots__ = ("factors", "start")
+    __slots__ = ("factors", "is_sum", "start")
     factors: tuple[Tensor, ...]
     start: Start | None
+    is_sum: bool
+    """Whether the factors are concatenations of other products' factors, so that they have no balance of their own."""
 
-    def __init__(self, *factors: Float[Tensor, "*batch rows columns"], start: Start | None = None) -> None:
+    def __init__(
+        self, *factors: Float[Tensor, "*batch rows columns"], start: Start | None = None, is_sum: bool = False
+    ) -> None:
         _check(factors)
         self.factors = factors
         self.start = start
+        self.is_sum = is_sum
 
     @property
     def left(self) -> Tensor:
@@ -119,16 +124,16 @@ class Product:
     def to(self, target: torch.device | torch.dtype | str) -> Product:
         """The same product on another device or in another type."""
         start = None if self.start is None else Start(self.start.norm.to(target), self.start.floor)
-        return Product(*(factor.to(target) for factor in self.factors), start=start)
+        return Product(*(factor.to(target) for factor in self.factors), start=start, is_sum=self.is_sum)
 
     def detach(self) -> Product:
         """The same factors, outside the autograd graph."""
-        return Product(*(factor.detach() for factor in self.factors), start=self.start)
+        return Product(*(factor.detach() for factor in self.factors), start=self.start, is_sum=self.is_sum)
 
     @property
     def T(self) -> Product:  # noqa: N802 - the name that torch and numpy users know
         """The transposed product: every factor transposed, in reverse order."""
-        return Product(*(factor.mT for factor in reversed(self.factors)), start=self.start)
+        return Product(*(factor.mT for factor in reversed(self.factors)), start=self.start, is_sum=self.is_sum)
 
     def __getitem__(self, index: Any) -> Product:
         """Index the batch dimensions (row and column indices are refused: they would not be a stack of whole matrices).
@@ -143,7 +148,7 @@ class Product:
         # An Ellipsis would reach into the matrix dimensions of a factor: close the index over the batch dimensions.
         closed = (*index, slice(None), slice(None)) if Ellipsis in index else index
         start = None if self.start is None else Start(self.start.norm.expand(batch)[index], self.start.floor)
-        result = Product(*(factor[closed] for factor in expanded), start=start)
+        result = Product(*(factor[closed] for factor in expanded), start=start, is_sum=self.is_sum)
         assert result.batch_shape == probe.shape
         return result
 
@@ -160,7 +165,7 @@ class Product:
         other = other if isinstance(other, Product) else Product(other)
         if self.shape[-1] != other.shape[-2]:
             raise UserError(f"cannot multiply {self!r} by {other!r}: {self.shape[-1]} columns meet {other.shape[-2]} rows")
-        return Product(*self.factors, *other.factors)
+        return Product(*self.factors, *other.factors, is_sum=self.is_sum or other.is_sum)
 
     def __rmatmul__(self, other: Tensor) -> Product:
         return Product(other) @ self
@@ -173,7 +178,7 @@ class Product:
         sign = -1.0 if scalar < 0 else 1.0
         scaled = [factor * share for factor in self.factors[:-1]]
         start = None if self.start is None else Start(self.start.norm * abs(scalar), self.start.floor)
-        return Product(*scaled, self.right * (share * sign), start=start)
+        return Product(*scaled, self.right * (share * sign), start=start, is_sum=self.is_sum)
 
     __rmul__ = __mul__
 
@@ -181,7 +186,7 @@ class Product:
         return self * (1 / scalar)
 
     def __neg__(self) -> Product:
-        return Product(*self.factors[:-1], -self.right, start=self.start)
+        return Product(*self.factors[:-1], -self.right, start=self.start, is_sum=self.is_sum)
 
     def __add__(self, other: Product) -> Product:
         """The sum, by concatenation of the factors: `[L, L'] @ [R; R']`; unequal depth is padded with identities."""

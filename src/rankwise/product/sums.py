@@ -27,7 +27,7 @@ def add(one: Product, two: Product) -> Product:
     left = _join(pairs[0], -1)
     right = _join(pairs[-1], -2)
     inner = [_blocks(a, None, b) for a, b in pairs[1:-1]]
-    return Product(left, *inner, right)
+    return Product(left, *inner, right, is_sum=True)
 
 
 def change(end: Product, start: Product) -> Product:
@@ -52,7 +52,7 @@ def change(end: Product, start: Product) -> Product:
     left = _join((differences[0], starts[0]), -1)
     right = _join((ends[-1], differences[-1]), -2)
     inner = [_blocks(a, d, b) for a, d, b in zip(ends[1:-1], differences[1:-1], starts[1:-1], strict=True)]
-    return Product(left, *inner, right, start=origin)
+    return Product(left, *inner, right, start=origin, is_sum=True)
 
 
 def _norm_bound(factors: Sequence[Tensor]) -> Tensor:
