@@ -1,1 +1,91 @@
-"""The command line: one thin file per command."""
+"""The command line: one thin file per command, and one policy for everything that can go wrong.
+
+Exit codes: 0 done; 1 a command's own verdict, or a bug of ours; 2 something given cannot be used; 130 stopped by the
+user; 141 whoever read the output went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from cyclopts import App, CycloptsError, Parameter
+
+from rankwise.errors import RankwiseError
+from rankwise.text import printable
+
+LONGEST_MESSAGE = 2000
+NEWS = "this is a bug in Rankwise: please report it, with the lines above and what `rankwise doctor` says"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: where its function lives, imported only when it is called, and its line in `rankwise --help`."""
+
+    name: str
+    function: str
+    help: str
+
+
+COMMANDS = (
+    Command("bench", "rankwise.cli.bench:bench", "Measure the speed and the errors of spectra on this machine."),
+    Command("doctor", "rankwise.cli.doctor:doctor", "Say what is installed here and what it enables."),
+)
+
+
+def build_app() -> App:
+    """The command line as an application; building it imports no command, and so no torch."""
+    app = App(
+        name="rankwise",
+        help="See, steer and explain the rank of every weight product inside a neural network.",
+        version=lambda: version("rankwise"),
+        help_format="plaintext",
+        # A switch is off unless named: `--json` needs no `--no-json` beside it.
+        default_parameter=Parameter(negative=()),
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for command in COMMANDS:
+        app.command(command.function, name=command.name, help=command.help)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; what a user can mend is one line on stderr, never a traceback.
+
+    Arguments:
+        arguments: the words after `rankwise`, those of the process by default.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = build_app()(words, exit_on_error=False, print_error=False)
+        # A reader that has gone away is noticed when the buffer is written: do that here and not at exit.
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _complain(f"{_one_line(error)} (see rankwise --help)", code=2)
+    except RankwiseError as error:
+        return _complain(_one_line(error), code=2)
+    except KeyboardInterrupt:
+        return _complain("stopped", code=130)
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, and would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception:
+        traceback.print_exc()
+        return _complain(NEWS, code=1)
+    return code if isinstance(code, int) else 0
+
+
+def _one_line(error: Exception) -> str:
+    # The text may quote a name out of a file: nothing in it may reach the terminal's controls or break the line.
+    return printable(" ".join(str(error).split()), limit=LONGEST_MESSAGE)
+
+
+def _complain(text: str, *, code: int) -> int:
+    print(f"rankwise: {text}", file=sys.stderr)
+    return code
