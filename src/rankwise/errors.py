@@ -14,6 +14,10 @@ class UserError(RankwiseError):
     """Something given to Rankwise cannot be used: the text names it, what was expected, and the fix."""
 
 
+class CheckpointError(UserError):
+    """A checkpoint cannot be read, or not be trusted: the text names the file and what is wrong with it."""
+
+
 class MissingExtra(RankwiseError, ImportError):
     """An optional library is not installed: the text names the extra that brings it."""
 
