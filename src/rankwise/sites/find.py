@@ -1,0 +1,241 @@
+"""Find every product of weights in a set of named tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from rankwise.errors import UserError
+from rankwise.sites.build import Place, build, parameters
+from rankwise.sites.expression import evaluate
+from rankwise.sites.factor import LayoutError
+from rankwise.sites.layout import AttentionLayout, Layout
+from rankwise.sites.registry import known_layouts
+from rankwise.sites.roots import Attributes, Root, config_roots, module_roots, owner
+from rankwise.sites.singles import adapters, is_matrix, looks_like_attention, single
+from rankwise.sites.site import Site
+from rankwise.sites.sites import Sites, Unread
+from rankwise.sites.source import shapes_of
+
+_NUMBER = re.compile(r"\{(\w+)\}")
+_WRAPPERS = {"model", "module", "_orig_mod", "transformer", "base_model", "backbone", "net", "network", "blocks", "layers", "layer", "h"}
+
+
+def find(
+    source: nn.Module | Mapping[str, Any],
+    *,
+    config: Mapping[str, Any] | None = None,
+    layouts: Iterable[Layout] | None = None,
+) -> Sites:
+    """Find the products of a live module, a state dict, a checkpoint, or a mapping of names to shapes.
+
+    Arguments:
+        source: where the tensors are; a module brings its configuration with it.
+        config: the model's configuration (what `config.json` holds), for sources that bring none.
+        layouts: the layouts to try; all known ones by default.
+
+    Returns:
+        The sites, and in `.unread` every matrix parameter that no site covers, with the reason.
+    """
+    shapes = {name: shape for name, shape in shapes_of(source).items()}
+    tied = _tied(source)
+    config = config if config is not None else getattr(source, "config", None)
+    if config is not None and hasattr(config, "to_dict"):
+        config = config.to_dict()
+    if config is not None and not isinstance(config, Mapping):
+        raise UserError(f"config must be a mapping, as read from config.json, got {type(config).__name__}")
+    search = _Search(shapes, tied, tuple(layouts) if layouts is not None else known_layouts())
+    roots = (module_roots(source) if isinstance(source, nn.Module) else []) or config_roots(config)
+    if isinstance(source, nn.Module):
+        search.by_class(source)
+    search.by_config(roots)
+    search.sites += adapters(shapes, getattr(source, "adapter", None) or _adapter_config(source))
+    search.rest(roots)
+    unread = [*search.unread.values(), *_unreadable(source)]
+    return Sites(_distinct(search.sites), unread=unread, tied=tied, source=source)
+
+
+@dataclass
+class _Search:
+    shapes: Mapping[str, tuple[int, ...]]
+    tied: Mapping[str, str]
+    layouts: tuple[Layout, ...]
+    sites: list[Site] = field(default_factory=list)
+    unread: dict[str, Unread] = field(default_factory=dict)
+    places: set[str] = field(default_factory=set)
+
+    def by_class(self, model: nn.Module) -> None:
+        """Match layouts by the classes of the modules; sizes come from the modules' attributes."""
+        wanted: dict[str, list[Layout]] = {}
+        for layout in self.layouts:
+            for name in layout.classes:
+                wanted.setdefault(name, []).append(layout)
+        for path, module in model.named_modules():
+            names = {name for kind in type(module).__mro__ for name in (f"{kind.__module__}.{kind.__qualname__}", kind.__name__)}
+            for layout in {each.name: each for name in names for each in wanted.get(name, ())}.values():
+                for block in layout.attention.values():
+                    at = ".".join(filter(None, (path, block.at)))
+                    prefix, layer, stack = _path_name(at)
+                    place = Place(
+                        layout=layout,
+                        block=block,
+                        module=at,
+                        values={**dict(Attributes(module)), **_properties(module, layout), "layer": layer},
+                        shapes=self.shapes,
+                        site=block.site.replace("{path}", prefix).format(layer=layer),
+                        layer=layer,
+                        stack=stack,
+                    )
+                    self._try(place)
+
+    def by_config(self, roots: list[Root]) -> None:
+        """Match layouts by the model type of the configuration that governs each attention module."""
+        for layout in self.layouts:
+            for root in roots:
+                if not _fits(layout, root):
+                    continue
+                for block in layout.attention.values():
+                    for module, numbers in self._modules(block):
+                        if owner(roots, module) is not root:
+                            continue
+                        values = {**root.values, **numbers}
+                        layer = numbers.get("layer")
+                        site = block.site.format(**numbers)
+                        place = Place(
+                            layout=layout,
+                            block=block,
+                            module=module,
+                            values=values,
+                            shapes=self.shapes,
+                            site=f"{root.stack}.{site}" if root.stack else site,
+                            layer=layer,
+                            stack=root.stack or (site.split(".")[0] if not site.startswith("layers") else ""),
+                        )
+                        self._try(place)
+
+    def rest(self, roots: list[Root]) -> None:
+        """Read every other matrix as a product of one factor; attention that no layout fits is listed as unread."""
+        covered = {name for site in self.sites for name in site.parameters}
+        types = sorted({str(root.type) for root in roots if root.type})
+        of = f" of model type {', '.join(types)}" if types else ""
+        for name, shape in self.shapes.items():
+            if name in covered or name in self.unread or name in self.tied or not is_matrix(shape):
+                continue
+            if any(self.tied.get(each) == name and each in covered for each in self.tied):
+                continue
+            if looks_like_attention(name):
+                reason = (
+                    f"attention{of} that no layout fits: describe it in a TOML table and give it to "
+                    "rankwise.register_layout (--layouts FILE on the command line)"
+                )
+                self.unread[name] = Unread(name, shape, reason)
+            else:
+                self.sites.append(single(name, shape))
+
+    def _modules(self, block: AttentionLayout) -> list[tuple[str, dict[str, int]]]:
+        """The modules whose path and parameter names fit a block, with the numbers in their paths."""
+        at = re.escape(block.at).replace(r"\{", "{").replace(r"\}", "}")
+        path = _NUMBER.sub(lambda found: rf"(?P<{found[1]}>\d+)", at)
+        first = block.q or block.v or block.k or block.o
+        name = re.escape(first.name) + r"(?:\.base_layer)?(?:\.weight)?" if first is not None else r".+"
+        pattern = re.compile(rf"(?P<module>(?:.*\.)?{path})\.{name}")
+        found: dict[str, dict[str, int]] = {}
+        for parameter in self.shapes:
+            if (match := pattern.fullmatch(parameter)) is not None:
+                numbers = {key: int(value) for key, value in match.groupdict().items() if key != "module"}
+                found.setdefault(match["module"], numbers)
+        return list(found.items())
+
+    def _try(self, place: Place) -> None:
+        block = place.block
+        key = f"{place.module}:{parameters(place).get('q')}"
+        if key in self.places:
+            return
+        try:
+            if block.when is not None and not evaluate(block.when, place.values):
+                return
+            if block.unread is not None:
+                self._refuse(self._below(place.module), block.unread)
+            elif all(name in self.shapes for name in parameters(place).values()):
+                self.sites += build(place)
+            else:
+                return
+        except LayoutError as error:
+            self._refuse([name for name in parameters(place).values() if name in self.shapes], str(error))
+        self.places.add(key)
+
+    def _below(self, module: str) -> list[str]:
+        return [name for name in self.shapes if name.startswith(f"{module}.")]
+
+    def _refuse(self, names: Iterable[str], reason: str) -> None:
+        for name in names:
+            if is_matrix(self.shapes[name]):
+                self.unread.setdefault(name, Unread(name, self.shapes[name], reason))
+
+
+def _fits(layout: Layout, root: Root) -> bool:
+    if root.type is not None:
+        return root.type in layout.types
+    return bool(layout.keys) and all(key in root.values for key in layout.keys)
+
+
+def _properties(module: nn.Module, layout: Layout) -> dict[str, Any]:
+    """Attributes that the class computes (properties), which `vars` does not list but an expression may name."""
+    names = {name for size in layout.sizes.values() if isinstance(size, str) for name in re.findall(r"[A-Za-z_]\w*", size)}
+    for block in layout.attention.values():
+        for line in (block.when, block.scale):
+            names |= set(re.findall(r"[A-Za-z_]\w*", line)) if isinstance(line, str) else set()
+    values = {name: getattr(module, name, None) for name in names}
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str | bool)}
+
+
+def _path_name(path: str) -> tuple[str, int | None, str]:
+    """A site prefix from a module path by the grammar `[stack.]layers.N[.self|.cross]`, its layer, and its stack."""
+    parts = path.split(".") if path else []
+    numbers = [position for position, part in enumerate(parts) if part.isdigit()]
+    if not numbers:
+        return path or "attention", None, ""
+    last = numbers[-1]
+    before = [part for part in parts[: last - 1] if part not in _WRAPPERS] if last else []
+    layer = int(parts[last])
+    return ".".join([*before, "layers", str(layer)]), layer, before[0] if before else ""
+
+
+def _distinct(sites: list[Site]) -> list[Site]:
+    """Give sites of the same name the path of their first factor in front, so that every name is said once."""
+    seen: dict[str, int] = {}
+    for site in sites:
+        seen[site.name] = seen.get(site.name, 0) + 1
+    return [
+        site if seen[site.name] == 1 else site.renamed(f"{site.attention.module if site.attention else ''}.{site.kind}")
+        for site in sites
+    ]
+
+
+def _tied(source: Any) -> dict[str, str]:
+    """Names that share one tensor, each with the name under which it is read."""
+    if not isinstance(source, nn.Module):
+        return {}
+    first: dict[int, str] = {}
+    tied = {}
+    for name, parameter in source.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            tied[name] = first[id(parameter)]
+    return tied
+
+
+def _adapter_config(source: Any) -> Mapping[str, Any] | None:
+    configs = getattr(source, "peft_config", None)
+    if not isinstance(configs, Mapping) or not configs:
+        return None
+    config = next(iter(configs.values()))
+    return config.to_dict() if hasattr(config, "to_dict") else config
+
+
+def _unreadable(source: Any) -> list[Unread]:
+    """What a checkpoint itself could not offer: unknown types, quantized formats."""
+    return [Unread(name, (), reason) for name, reason in getattr(source, "unreadable", {}).items()]

@@ -1,0 +1,110 @@
+"""Everything that is not an attention product: adapters as products of two, every other matrix as a product of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rankwise.sites.factor import Factor
+from rankwise.sites.site import Kind, Site
+
+_ATTENTION = re.compile(
+    r"(^|[._])(attn|attns|attention|self_attention|self_attn|cross_attn|crossattention|selfattention|encdecattention|mha"
+    r"|q_?proj|k_?proj|v_?proj|qkv(_proj)?|q_?lin|k_?lin|v_?lin|query|key|value|query_key_value|wqkv|c_attn|in_proj_weight"
+    r"|to_[qkv]|w[qkv])([._]|$)",
+    re.IGNORECASE,
+)
+_EMBEDDING = re.compile(r"(embed|wte|wpe|lm_head|shared|position|token_type|emb)(\b|_|s|d|i)", re.IGNORECASE)
+_EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
+_LAYER = re.compile(r"\.(\d+)\.")
+_ADAPTER = re.compile(r"(?P<base>.+)\.lora_(?P<embedding>embedding_)?B(?:\.(?P<name>[^.]+))?(?:\.weight)?")
+
+
+def is_matrix(shape: tuple[int, ...]) -> bool:
+    """Whether a parameter holds matrices: at least two axes longer than one."""
+    return sum(size > 1 for size in shape) >= 2
+
+
+def looks_like_attention(name: str) -> bool:
+    """Whether a parameter's name says that it belongs to attention."""
+    return _ATTENTION.search(name) is not None
+
+
+def single(name: str, shape: tuple[int, ...]) -> Site:
+    """A matrix parameter as a site of one factor: stacks of experts stay stacks, kernels become `out x (in, window)`."""
+    layer = _LAYER.search(f".{name}")
+    inside = int(layer.group(1)) if layer else None
+    batch: tuple[tuple[str, int], ...] = ()
+    if len(shape) == 2:
+        kind: Kind = "embed" if _EMBEDDING.search(name) else ("mlp" if inside is not None else "matrix")
+        pattern, extent = "a b -> a b", shape
+    elif len(units := [size for size in shape if size > 1]) == 2:
+        kind = "embed" if _EMBEDDING.search(name) else "matrix"
+        axes = ["a" if size > 1 else "1" for size in shape]
+        axes[len(axes) - 1 - axes[::-1].index("a")] = "b"
+        pattern, extent = f"{' '.join(axes)} -> a b", tuple(units)
+    elif len(shape) == 3 and _EXPERTS.search(name):
+        kind, pattern, extent = "mlp", "e a b -> e a b", shape
+        batch = (("expert", shape[0]),)
+    else:
+        kind = "conv"
+        window = "cdefg"[: len(shape) - 2]
+        pattern = f"a b {' '.join(window)} -> a (b {' '.join(window)})"
+        inputs = 1
+        for size in shape[1:]:
+            inputs *= size
+        extent = (shape[0], inputs)
+    return Site(
+        name=f"{name.removesuffix('.weight')}.{kind}",
+        kind=kind,
+        factors=(Factor(name, pattern),),
+        batch=batch,
+        shape=extent,
+        layer=inside,
+        layout="single matrix",
+    )
+
+
+def adapters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any] | None = None) -> list[Site]:
+    """Every LoRA pair `B A` among the names; `config` is the adapter's, for its scaling.
+
+    The update is `scaling B A` with scaling `alpha / r` (`alpha / sqrt(r)` where rank stabilization is on).
+    """
+    sites = []
+    for name, shape in shapes.items():
+        match = _ADAPTER.fullmatch(name)
+        if match is None or len(shape) != 2:
+            continue
+        head, _, tail = name.rpartition("B" if match["name"] is None else f"B.{match['name']}")
+        partner = f"{head}A{'' if match['name'] is None else '.' + match['name']}{tail}"
+        if partner not in shapes:
+            continue
+        rank = shape[1]
+        layer = _LAYER.search(f".{name}")
+        adapter = f".{match['name']}" if match["name"] not in (None, "default") else ""
+        base = match["base"].removeprefix("base_model.model.")
+        magnitude = [each for each in shapes if each.startswith(f"{match['base']}.lora_magnitude_vector")]
+        sites.append(
+            Site(
+                name=f"{base}{adapter}.lora",
+                kind="lora",
+                factors=(Factor(name, "a r -> a r"), Factor(partner, "r b -> r b")),
+                shape=(shape[0], shapes[partner][1]),
+                layer=int(layer.group(1)) if layer else None,
+                scaling=_scaling(config, rank, base),
+                layout="LoRA",
+                notes=("DoRA: the update also rescales each row by its magnitude vector",) if magnitude else (),
+            )
+        )
+    return sites
+
+
+def _scaling(config: Mapping[str, Any] | None, rank: int, base: str) -> float:
+    if not config:
+        return 1.0
+    alpha = config.get("lora_alpha") or rank
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if base == pattern or base.endswith(f".{pattern}"):
+            alpha = value
+    return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
