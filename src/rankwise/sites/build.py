@@ -65,7 +65,7 @@ def parameters(place: Place) -> dict[str, str]:
 def _sizes(place: Place) -> tuple[Mapping[str, Any], dict[str, int]]:
     sizes: dict[str, int] = {}
     values = ChainMap(sizes, dict(place.values))
-    for axis, expression in place.layout.sizes.items():
+    for axis, expression in {**place.layout.sizes, **place.block.sizes}.items():
         size = evaluate(expression, values)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise LayoutError(f"layout '{place.layout.name}' makes the size of '{axis}' {size!r} from '{expression}'")

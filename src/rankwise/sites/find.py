@@ -50,9 +50,11 @@ def find(
         raise UserError(f"config must be a mapping, as read from config.json, got {type(config).__name__}")
     search = _Search(shapes, tied, tuple(layouts) if layouts is not None else known_layouts())
     roots = (module_roots(source) if isinstance(source, nn.Module) else []) or config_roots(config)
-    if isinstance(source, nn.Module):
-        search.by_class(source)
-    search.by_config(roots)
+    classes = _classes(source) if isinstance(source, nn.Module) else []
+    # In the order of the table, where what is matched by class comes after what a configuration says more exactly.
+    for layout in search.layouts:
+        search.by_config(layout, roots)
+        search.by_class(layout, classes)
     search.sites += adapters(shapes, getattr(source, "adapter", None) or _adapter_config(source))
     search.rest(roots)
     unread = [*search.unread.values(), *_unreadable(source)]
@@ -68,54 +70,52 @@ class _Search:
     unread: dict[str, Unread] = field(default_factory=dict)
     places: set[str] = field(default_factory=set)
 
-    def by_class(self, model: nn.Module) -> None:
-        """Match layouts by the classes of the modules; sizes come from the modules' attributes."""
-        wanted: dict[str, list[Layout]] = {}
-        for layout in self.layouts:
-            for name in layout.classes:
-                wanted.setdefault(name, []).append(layout)
-        for path, module in model.named_modules():
-            names = {name for kind in type(module).__mro__ for name in (f"{kind.__module__}.{kind.__qualname__}", kind.__name__)}
-            for layout in {each.name: each for name in names for each in wanted.get(name, ())}.values():
-                for block in layout.attention.values():
-                    at = ".".join(filter(None, (path, block.at)))
-                    prefix, layer, stack = _path_name(at)
+    def by_class(self, layout: Layout, classes: list[tuple[str, nn.Module, set[str]]]) -> None:
+        """Match a layout by the classes of the modules; sizes come from the modules' attributes."""
+        for path, module, names in classes:
+            if names.isdisjoint(layout.classes):
+                continue
+            for block in layout.attention.values():
+                inner = _submodule(module, block.at)
+                if inner is None:
+                    continue
+                at = ".".join(filter(None, (path, block.at)))
+                prefix, layer, stack = _path_name(at)
+                place = Place(
+                    layout=layout,
+                    block=block,
+                    module=at,
+                    values={**Attributes(module), **Attributes(inner), **_properties(inner, layout), "layer": layer},
+                    shapes=self.shapes,
+                    site=block.site.replace("{path}", prefix).format(layer=layer),
+                    layer=layer,
+                    stack=stack,
+                )
+                self._try(place)
+
+    def by_config(self, layout: Layout, roots: list[Root]) -> None:
+        """Match a layout by the model type of the configuration that governs each attention module."""
+        for root in roots:
+            if not _fits(layout, root):
+                continue
+            for block in layout.attention.values():
+                for module, numbers in self._modules(block):
+                    if owner(roots, module) is not root:
+                        continue
+                    values = {**root.values, **numbers}
+                    layer = numbers.get("layer")
+                    site = block.site.format(**numbers)
                     place = Place(
                         layout=layout,
                         block=block,
-                        module=at,
-                        values={**dict(Attributes(module)), **_properties(module, layout), "layer": layer},
+                        module=module,
+                        values=values,
                         shapes=self.shapes,
-                        site=block.site.replace("{path}", prefix).format(layer=layer),
+                        site=f"{root.stack}.{site}" if root.stack else site,
                         layer=layer,
-                        stack=stack,
+                        stack=root.stack or (site.split(".")[0] if not site.startswith("layers") else ""),
                     )
                     self._try(place)
-
-    def by_config(self, roots: list[Root]) -> None:
-        """Match layouts by the model type of the configuration that governs each attention module."""
-        for layout in self.layouts:
-            for root in roots:
-                if not _fits(layout, root):
-                    continue
-                for block in layout.attention.values():
-                    for module, numbers in self._modules(block):
-                        if owner(roots, module) is not root:
-                            continue
-                        values = {**root.values, **numbers}
-                        layer = numbers.get("layer")
-                        site = block.site.format(**numbers)
-                        place = Place(
-                            layout=layout,
-                            block=block,
-                            module=module,
-                            values=values,
-                            shapes=self.shapes,
-                            site=f"{root.stack}.{site}" if root.stack else site,
-                            layer=layer,
-                            stack=root.stack or (site.split(".")[0] if not site.startswith("layers") else ""),
-                        )
-                        self._try(place)
 
     def rest(self, roots: list[Root]) -> None:
         """Read every other matrix as a product of one factor; attention that no layout fits is listed as unread."""
@@ -161,7 +161,11 @@ class _Search:
             if block.unread is not None:
                 self._refuse(self._below(place.module), block.unread)
             elif all(name in self.shapes for name in parameters(place).values()):
-                self.sites += build(place)
+                built = build(place)
+                self.sites += built
+                if block.rest is not None:
+                    covered = {name for site in built for name in site.parameters}
+                    self._refuse([name for name in self._below(place.module) if name not in covered], block.rest)
             else:
                 return
         except LayoutError as error:
@@ -183,9 +187,28 @@ def _fits(layout: Layout, root: Root) -> bool:
     return bool(layout.keys) and all(key in root.values for key in layout.keys)
 
 
+def _classes(model: nn.Module) -> list[tuple[str, nn.Module, set[str]]]:
+    """Every module by path, with the names of its class and of those it inherits from, qualified and bare."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    names = {kind: {f"{kind.__module__}.{kind.__qualname__}", kind.__name__} for kind in kinds}
+    return [
+        (path, module, set().union(*(names[kind] for kind in type(module).__mro__))) for path, module in model.named_modules()
+    ]
+
+
+def _submodule(module: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
 def _properties(module: nn.Module, layout: Layout) -> dict[str, Any]:
     """Attributes that the class computes (properties), which `vars` does not list but an expression may name."""
-    names = {name for size in layout.sizes.values() if isinstance(size, str) for name in re.findall(r"[A-Za-z_]\w*", size)}
+    names: set[str] = set()
+    sizes = [layout.sizes, *(block.sizes for block in layout.attention.values())]
+    for line in (line for each in sizes for line in each.values()):
+        names |= set(re.findall(r"[A-Za-z_]\w*", line)) if isinstance(line, str) else set()
     for block in layout.attention.values():
         for line in (block.when, block.scale):
             names |= set(re.findall(r"[A-Za-z_]\w*", line)) if isinstance(line, str) else set()

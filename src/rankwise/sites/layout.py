@@ -111,7 +111,9 @@ class AttentionLayout:
         scale, softcap: the factor on the logits, and the cap on them.
         cross: keys and values come from another stream.
         when: a condition on the configuration; the block exists only where it holds.
+        sizes: sizes of this block that differ from the layout's own.
         unread: why this attention is no product of weights; it is listed, and nothing is read.
+        rest: why the matrices of the module that the lines above leave out are no product of weights; they are listed.
         notes: what a reader of its numbers should know.
     """
 
@@ -140,7 +142,9 @@ class AttentionLayout:
     softcap: Expression | None = None
     cross: bool = False
     when: str | None = None
+    sizes: Mapping[str, Expression] = field(default_factory=dict)
     unread: str | None = None
+    rest: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -210,7 +214,7 @@ def _layout(name: str, table: Mapping[str, Any], origin: str) -> Layout:
         raise LayoutError(f"{where} has no [{name}.attention.…] table")
     blocks = {key: _block(f"{where}, attention '{key}'", block) for key, block in table["attention"].items()}
     sizes = dict(table.get("sizes", {}))
-    for expression in sizes.values():
+    for expression in [*sizes.values(), *(each for block in blocks.values() for each in block.sizes.values())]:
         if isinstance(expression, str):
             _parse(expression)
     return Layout(
