@@ -138,7 +138,10 @@ class HttpFile(HttpFolder):
     """A URL of one file, with its query, and the siblings that share its path."""
 
     def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+        except ValueError as error:
+            raise CheckpointError(f"{printable(url)} is not a URL: {printable(error)}") from error
         folder, _, self.file = parts.path.rpartition("/")
         super().__init__(urllib.parse.urlunsplit((parts.scheme, parts.netloc, folder + "/", "", "")))
         if not self.file:

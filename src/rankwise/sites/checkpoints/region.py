@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.sites.checkpoints.memory import allocated
 from rankwise.sites.checkpoints.ranges import ByteRanges, read_bytes
 
 # Up to this many bytes are read in one go and cut in memory, where separate reads of short runs would cost more.
@@ -69,7 +70,7 @@ def read_region(
     if not prod(extents):
         content = torch.empty(extents, dtype=dtype)
     else:
-        memory = bytearray(prod(extents) * dtype.itemsize)
+        memory = allocated(prod(extents) * dtype.itemsize)
         _fill(memoryview(memory), extents, source, offset, dtype, shape, [start for start, _, _ in ranges])
         content = torch.frombuffer(memory, dtype=dtype).view(extents)
     if any(step > 1 for _, _, step in ranges):
