@@ -32,6 +32,7 @@ class Command:
 
 
 COMMANDS = (
+    Command("scan", "rankwise.cli.scan:scan", "Read every weight product of a checkpoint."),
     Command("bench", "rankwise.cli.bench:bench", "Measure the speed and the errors of spectra on this machine."),
     Command("doctor", "rankwise.cli.doctor:doctor", "Say what is installed here and what it enables."),
 )
