@@ -6,23 +6,80 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankwise.product.balance import Balance as Balance
+    from rankwise.product.balance import balance as balance
+    from rankwise.product.catalogue import MEASURES as MEASURES
+    from rankwise.product.catalogue import Measured as Measured
+    from rankwise.product.catalogue import measure as measure
+    from rankwise.product.eigen import copying_score as copying_score
+    from rankwise.product.eigen import eigenvalues as eigenvalues
+    from rankwise.product.measures import condition as condition
+    from rankwise.product.measures import effective_rank as effective_rank
+    from rankwise.product.measures import energy_rank as energy_rank
+    from rankwise.product.measures import frobenius_norm as frobenius_norm
+    from rankwise.product.measures import nuclear_frobenius_ratio as nuclear_frobenius_ratio
+    from rankwise.product.measures import nuclear_norm as nuclear_norm
+    from rankwise.product.measures import nuclear_ratio as nuclear_ratio
+    from rankwise.product.measures import numerical_rank as numerical_rank
+    from rankwise.product.measures import operator_norm as operator_norm
+    from rankwise.product.measures import participation_ratio as participation_ratio
+    from rankwise.product.measures import pseudo_rank as pseudo_rank
+    from rankwise.product.measures import schatten as schatten
+    from rankwise.product.measures import stable_rank as stable_rank
+    from rankwise.product.null import NullModel as NullModel
+    from rankwise.product.null import null_model as null_model
+    from rankwise.product.pairs import PairBalance as PairBalance
+    from rankwise.product.pairs import RotaryPairs as RotaryPairs
+    from rankwise.product.pairs import pair_balance as pair_balance
+    from rankwise.product.penalties import frobenius_penalty as frobenius_penalty
+    from rankwise.product.penalties import nuclear_penalty as nuclear_penalty
     from rankwise.product.product import Product as Product
+    from rankwise.product.vectors import SingularVectors as SingularVectors
+    from rankwise.product.verdicts import collapsed as collapsed
+    from rankwise.product.verdicts import looks_random as looks_random
+    from rankwise.product.verdicts import spikes as spikes
 
-# Public names, and the module each one lives in. They are imported at first use, so that the command line can answer
+# Each module with the public names that live in it. They are imported at first use, so that the command line can answer
 # `--help` at once and nobody pays for a room that they never enter; the block above tells type checkers the same.
-HOMES = {
-    "Product": "rankwise.product.product",
+_MODULES = {
+    "rankwise.product.balance": ("Balance", "balance"),
+    "rankwise.product.catalogue": ("MEASURES", "Measured", "measure"),
+    "rankwise.product.eigen": ("copying_score", "eigenvalues"),
+    "rankwise.product.measures": (
+        "condition",
+        "effective_rank",
+        "energy_rank",
+        "frobenius_norm",
+        "nuclear_frobenius_ratio",
+        "nuclear_norm",
+        "nuclear_ratio",
+        "numerical_rank",
+        "operator_norm",
+        "participation_ratio",
+        "pseudo_rank",
+        "schatten",
+        "stable_rank",
+    ),
+    "rankwise.product.null": ("NullModel", "null_model"),
+    "rankwise.product.pairs": ("PairBalance", "RotaryPairs", "pair_balance"),
+    "rankwise.product.penalties": ("frobenius_penalty", "nuclear_penalty"),
+    "rankwise.product.product": ("Product",),
+    "rankwise.product.vectors": ("SingularVectors",),
+    "rankwise.product.verdicts": ("collapsed", "looks_random", "spikes"),
 }
+HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["Product"]
+__all__ = list(HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in HOMES:
-        raise AttributeError(f"module 'rankwise' has no attribute {name!r}: its public names are {', '.join(__all__)}")
-    value = getattr(import_module(HOMES[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # A type checker would take any name for one of ours.
+
+    def __getattr__(name: str) -> Any:
+        if name not in HOMES:
+            raise AttributeError(f"rankwise has no {name!r}: its public names are {', '.join(__all__)}")
+        value = getattr(import_module(HOMES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
