@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.product.chain import compact, contracted, halves
+from rankwise.product.chain import compact, contracted, half_chains
 from rankwise.product.product import Product
 from rankwise.product.triangular import reduce, reduce_with_ends
 
@@ -72,10 +72,10 @@ def test_wide_inner_widths_are_multiplied_away_widest_first():
 
 
 def test_halves_end_in_the_narrowest_width():
-    left, right = halves(chain([9, 6, 2, 5, 7], 0))
+    left, right = half_chains(chain([9, 6, 2, 5, 7], 0))
     assert [tuple(factor.shape) for factor in left] == [(9, 6), (6, 2)]
     assert [tuple(factor.shape) for factor in right] == [(7, 5), (5, 2)]
-    assert halves(chain([2, 6], 0))[0] == []
+    assert half_chains(chain([2, 6], 0))[0] == []
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

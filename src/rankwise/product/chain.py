@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rankwise.product.bounds import MARGIN, UNIT, accumulation
 from rankwise.product.product import Product
+from rankwise.product.scaling import equilibration
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-def halves(product: Product) -> tuple[list[Tensor], list[Tensor]]:
+def half_chains(product: Product) -> tuple[list[Tensor], list[Tensor]]:
     """The factors left and right of the narrowest width `w`, those of the right transposed and counted from the end.
 
     With `(A_1, ..., A_b)` and `(B_1, ..., B_c)` returned, the product is `A_1 ... A_b @ (B_1 ... B_c)^T`, and both
     chains end in `w` columns. A half is empty where the narrowest width is an end of the product. Wide inner
     dimensions are multiplied away first (see `contracted`), in the type of the factors that meet there.
 
-    >>> left, right = halves(Product(torch.ones(5, 4), torch.ones(4, 2), torch.ones(2, 3), torch.ones(3, 6)))
+    >>> left, right = half_chains(Product(torch.ones(5, 4), torch.ones(4, 2), torch.ones(2, 3), torch.ones(3, 6)))
     >>> [tuple(factor.shape) for factor in left], [tuple(factor.shape) for factor in right]
     ([(5, 4), (4, 2)], [(6, 3), (3, 2)])
     """
@@ -51,6 +53,27 @@ def contracted(factors: Sequence[Float[Tensor, "*batch rows columns"]]) -> list[
         place = max(inner, key=lambda place: chain[place].shape[-2])
         chain[place - 1 : place + 1] = [chain[place - 1].double() @ chain[place].double()]
     return chain
+
+
+def contraction_error(product: Product) -> Float[Tensor, "*batch 1"] | float:
+    """By how much `contracted` can move a singular value: zero where it has nothing to multiply.
+
+    With every inner width equilibrated, each multiplication adds at most `c u |A_1|_F ... |A_k|_F`.
+    """
+    factors = [compact(factor) for factor in product.factors]
+    steps = len(factors) - len(contracted([factor.to("meta") for factor in factors]))
+    if not steps:
+        return 0.0
+    factors = [factor.double() for factor in factors]
+    for place in range(len(factors) - 1):
+        one, two = factors[place : place + 2]
+        lengths = torch.linalg.vector_norm(one, dim=-2), torch.linalg.vector_norm(two, dim=-1)
+        scale, inverse = equilibration(*lengths)
+        factors[place : place + 2] = [one * scale[..., None, :], two * inverse[..., None]]
+    norm = torch.linalg.matrix_norm(factors[0])
+    for factor in factors[1:]:
+        norm = norm * torch.linalg.matrix_norm(factor)
+    return MARGIN * steps * accumulation(max(product.widths)) * UNIT * norm[..., None]
 
 
 def compact(factor: Tensor) -> Tensor:

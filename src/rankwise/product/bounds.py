@@ -1,0 +1,73 @@
+"""How far rounding can move a computed spectrum: the constants, and how they turn into an error of each value.
+
+Sums of `k` terms are taken to round by at most `accumulation(k)` units: `min(k, 8 sqrt(k))`. The first is the worst
+case. The second is the probabilistic bound at eight standard deviations; it also covers sums whose roundings all lean
+the same way (equal entries, large means), because every matrix multiplication accumulates in blocks of at most a few
+hundred terms.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+UNIT = 2.0**-53
+"""The unit roundoff of float64."""
+
+# LAPACK and cuSOLVER decompose a k x k matrix with a backward error of a few units per column.
+DECOMPOSITION = 10.0
+
+# Bounds are evaluated in floating point themselves; this covers their own rounding, and that of float32 Grams.
+MARGIN = 1.01
+
+
+def accumulation(terms: int) -> float:
+    """Units of roundoff by which a sum of so many terms can be off, relative to the norms of its two vectors.
+
+    >>> accumulation(16), accumulation(6400)
+    (16.0, 640.0)
+    """
+    return min(float(terms), 8.0 * math.sqrt(terms))
+
+
+def largest_eigenvalue_bound(gram: Float[Tensor, "*batch r r"]) -> Float[Tensor, "*batch"]:
+    """An upper bound of the largest eigenvalue of a symmetric matrix, from its trace and Frobenius norm alone.
+
+    With mean `a = tr(G) / r` and variance `v = |G|_F^2 / r - a^2` of the eigenvalues, `a + sqrt((r - 1) v)`
+    (Wolkowicz and Styan); never more than the Frobenius norm, and exact for rank one and for multiples of the identity.
+
+    >>> round(float(largest_eigenvalue_bound(torch.eye(4, dtype=torch.float64))), 6)
+    1.01
+    """
+    size = gram.shape[-1]
+    mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)
+    variance = (gram.square().mean((-2, -1)) * size - mean.square()).clamp_min(0)
+    # The variance is a difference of numbers near the square of the mean: its rounding is counted before the root.
+    variance = variance + 4 * size * UNIT * mean.square()
+    return MARGIN * (mean + ((size - 1) * variance).sqrt()).clamp_min(0) if size > 1 else MARGIN * mean.clamp_min(0)
+
+
+def error_of_roots(
+    values: Float[Tensor, "*batch k"], squared_error: Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch k"]:
+    """The error of singular values whose squares are known to an absolute error `t`.
+
+    The true value lies between `low = sqrt(max(s^2 - t, 0))` and `high = sqrt(s^2 + t)`, so that
+
+        |s - s_true| <= max(s - low, high - s) = t / (s + low) where s^2 >= t, and at most sqrt(t) below.
+
+    >>> values = torch.tensor([2.0, 0.1], dtype=torch.float64)
+    >>> error_of_roots(values, torch.tensor(0.04, dtype=torch.float64)).round(decimals=6).tolist()
+    [0.010025, 0.123607]
+    """
+    error = squared_error[..., None].expand(values.shape)
+    low = (values.square() - error).clamp_min(0).sqrt()
+    high = (values.square() + error).sqrt()
+    bound = torch.where(low > 0, error / (values + low), torch.maximum(values, high - values))
+    return bound + 4 * UNIT * values

@@ -1,0 +1,147 @@
+"""Singular values of a product from the two Grams at its narrowest width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rankwise.product.bounds import DECOMPOSITION, UNIT, accumulation, error_of_roots, largest_eigenvalue_bound
+from rankwise.product.chain import contraction_error, half_chains
+from rankwise.product.estimate import Estimate
+from rankwise.product.gram import Half, diagonal, half_gram
+from rankwise.product.guarded import guarded
+from rankwise.product.parallel import on_all_cores, share_out
+from rankwise.product.product import Product
+from rankwise.product.scaling import equilibration
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from rankwise.product.gram import NormBound
+
+
+# The small matrices of one part should stay in the cache of a core; a GPU wants large batches instead.
+CORE_BYTES = {"cpu": 1 << 20, "cuda": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Computed squares of the singular values, and what their error bound is made of."""
+
+    values: Float[Tensor, "*batch w"]
+    halves: tuple[Half, ...]
+    shift: Float[Tensor, "*batch"] | float
+    size: Float[Tensor, "*batch"]
+    """The Frobenius norm of the matrix whose eigenvalues they are."""
+
+    def error(self, norm_bound: NormBound) -> Float[Tensor, "*batch"]:
+        """An absolute bound `t` of `|s^2 - s_true^2|`, the same for all values of a matrix."""
+        terms = accumulation(self.values.shape[-1])
+        rounding = (terms + DECOMPOSITION) * self.size
+        if len(self.halves) == 1:
+            return self.halves[0].error(norm_bound) + UNIT * rounding
+        left, right = self.halves
+        left_error, right_error = left.error(norm_bound), right.error(norm_bound)
+        left_norm, right_norm = norm_bound(left.gram) + left_error, norm_bound(right.gram) + right_error
+        trace = diagonal(right.gram).sum(-1)
+        # Cholesky of the right Gram, then two multiplications of its factor with the left one.
+        cholesky = terms * torch.linalg.matrix_norm(right.gram) * left_norm
+        products = 2 * terms * left_norm * (right_norm * trace).sqrt()
+        grams = left_error * right_norm + right_error * left_norm + self.shift * left_norm
+        return grams + UNIT * (cholesky + products + rounding)
+
+
+@torch.no_grad()
+def gram_values(product: Product, dtype: torch.dtype, tolerance: float, unit: float) -> Estimate:
+    """The singular values as square roots of the eigenvalues of `G_left G_right`, through a Cholesky factor of one.
+
+    Where the cheap norm bounds leave an error above the tolerance, the norms of the Grams are computed instead.
+
+    Arguments:
+        product: any stack.
+        dtype: in which to accumulate the Grams, float32 or float64.
+        tolerance: the error, as a share of the largest value, that would do.
+        unit: the roundoff of the accumulation.
+    """
+    halves = [half_gram(half, dtype, unit).flattened(product.batch_shape) for half in half_chains(product) if half]
+    size = max(1, CORE_BYTES.get(product.device.type, 1 << 30) // (8 * product.max_rank**2))
+    parts = [slice(start, start + size) for start in range(0, product.count, size)] or [slice(0)]
+    estimates = share_out(lambda part: _estimate([half[part] for half in halves], tolerance), parts, product.device)
+    shape = (*product.batch_shape, product.max_rank)
+    values, error = (
+        torch.cat([getattr(estimate, name) for estimate in estimates]).reshape(shape) for name in ("values", "error")
+    )
+    return Estimate(values, error + contraction_error(product))
+
+
+def _estimate(halves: list[Half], tolerance: float) -> Estimate:
+    squares = _squares(halves)
+    values = squares.values.clamp_min(0).sqrt()
+    safe = torch.stack([half.safe for half in halves]).all(0)
+
+    def estimate(norm_bound: NormBound) -> Estimate:
+        error = error_of_roots(values, squares.error(norm_bound))
+        return Estimate(values, torch.where(safe[:, None], error, torch.inf))
+
+    first = estimate(largest_eigenvalue_bound)
+    if bool((first.within(tolerance) | ~first.worst.isfinite()).all()):
+        return first
+    second = estimate(largest_eigenvalue)
+    return Estimate(values, torch.minimum(first.error, second.error))
+
+
+def largest_eigenvalue(gram: Float[Tensor, "*batch r r"]) -> Float[Tensor, "*batch"]:
+    """The largest eigenvalue of a symmetric matrix, its own rounding added; infinite where it cannot be computed."""
+    (values,) = guarded(_eigenvalues, gram).outputs
+    size = torch.linalg.matrix_norm(gram)
+    bound = values[..., -1].clamp_min(0) + (accumulation(gram.shape[-1]) + DECOMPOSITION) * UNIT * size
+    return torch.where(bound.isfinite(), bound, torch.inf)
+
+
+def _squares(halves: list[Half]) -> Squares:
+    if len(halves) == 1:
+        core, shift = halves[0].gram, 0.0
+    else:
+        left, right = halves
+        scale, inverse = equilibration(left.lengths, right.lengths)
+        left, right = left.rescaled(scale), right.rescaled(inverse)
+        halves = [left, right]
+        root, shift = square_root(right.gram)
+        core = root.mT @ (left.gram @ root)
+    (ascending,) = guarded(_eigenvalues, core).outputs
+    return Squares(ascending.flip(-1), tuple(halves), shift, torch.linalg.matrix_norm(core))
+
+
+def square_root(gram: Float[Tensor, "*batch w w"]) -> tuple[Tensor, Float[Tensor, "*batch"]]:
+    """`C` with `C C^T = G` but for rounding, and the norm of what had to be added to `G` to find it.
+
+    A Cholesky factor where there is one; else that of `G + w u max(diag G) I`; else, because rounding has left an
+    eigenvalue even lower, the symmetric square root without its negative part.
+    """
+    flat = gram.reshape(-1, *gram.shape[-2:])
+    root, failed = torch.linalg.cholesky_ex(flat)
+    shift = torch.zeros(len(flat), dtype=gram.dtype, device=gram.device)
+    # A matrix that is not finite has no root: it stays marked by the NaN in it.
+    singular = ((failed != 0) & flat.isfinite().all(-1).all(-1)).nonzero().flatten()
+    if len(singular):
+        lacking = flat[singular]
+        added = lacking.shape[-1] * UNIT * diagonal(lacking).amax(-1)
+        again, failed = torch.linalg.cholesky_ex(lacking + torch.diag_embed(added[:, None].expand(lacking.shape[:-1])))
+        root[singular], shift[singular] = again, added
+        stubborn = singular[failed != 0]
+        if len(stubborn):
+            root[stubborn], shift[stubborn] = _symmetric_root(flat[stubborn])
+    return root.reshape(gram.shape), shift.reshape(gram.shape[:-2])
+
+
+def _symmetric_root(gram: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = guarded(torch.linalg.eigh, gram).outputs
+    rounding = (accumulation(gram.shape[-1]) + DECOMPOSITION) * UNIT * torch.linalg.matrix_norm(gram)
+    return vectors * values.clamp_min(0).sqrt()[:, None, :], rounding - values[:, 0].clamp_max(0)
+
+
+def _eigenvalues(matrices: Tensor) -> tuple[Tensor]:
+    return (on_all_cores(torch.linalg.eigvalsh, matrices),)

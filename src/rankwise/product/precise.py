@@ -1,0 +1,181 @@
+"""High relative accuracy of tiny singular values: scaled columns, pivoted QR and one-sided Jacobi.
+
+Drmac's method for a product: with the columns of the left half scaled to length one and their lengths moved to the
+right half, `R` from a pivoted QR of that half, and Jacobi rotations on the columns of `X = L P R^T`, every step errs by
+a small share of each *column*. Singular values are then right to `c u kappa`, however small they are, where `kappa` is
+the condition that is left when the columns have been scaled.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rankwise.product.bounds import DECOMPOSITION, MARGIN, UNIT, accumulation
+from rankwise.product.chain import contraction_error
+from rankwise.product.estimate import Estimate
+from rankwise.product.guarded import guarded
+from rankwise.product.product import Product
+from rankwise.product.scaling import exponent_of, power_of_two
+from rankwise.product.triangular import Triangle, equilibrated, triangles
+
+MOST_SWEEPS = 40
+
+# Squares of columns between 2^-480 and 2^480 stay inside float64: Jacobi starts at the upper end.
+TOP_EXPONENT = 400
+
+
+@torch.no_grad()
+def precise_values(product: Product) -> Estimate:
+    """The singular values with an error relative to each of them, where the scaled columns are well conditioned."""
+    left, right = equilibrated(*triangles(product))
+    width = product.max_rank
+    absolute = _absolute_error(left, right)
+    lengths = exponent_of(_lengths(left.matrix))
+    unit_left = left.rescaled(power_of_two(-lengths))
+    graded = right.matrix * power_of_two(lengths)[..., None, :]
+    unit_right = right.rescaled(power_of_two(-exponent_of(_lengths(right.matrix))))
+
+    batch = product.batch_shape
+    graded = graded.expand(*batch, *graded.shape[-2:]).reshape(-1, *graded.shape[-2:])
+    unit_columns = unit_left.matrix.expand(*batch, *left.matrix.shape[-2:]).reshape(-1, *left.matrix.shape[-2:])
+    triangle, order = pivoted_triangle(graded)
+    meeting = torch.take_along_dim(unit_columns, order[:, None, :], -1) @ triangle.mT
+    values, cosine = jacobi(meeting)
+
+    sizes = accumulation(width) * UNIT * torch.linalg.matrix_norm(unit_columns) * math.sqrt(width)
+    relative = _share(unit_left.error, unit_left.matrix) + _share(
+        unit_right.error + accumulation(width**2) * UNIT * math.sqrt(width), unit_right.matrix
+    )
+    relative = relative.expand(batch).reshape(-1)
+    relative = relative + _share(sizes, meeting / _nonzero(torch.linalg.vector_norm(triangle, dim=-1))[:, None, :])
+    turning = (accumulation(width**2) + DECOMPOSITION) * UNIT * math.sqrt(width)
+    relative = relative + _share(turning, meeting / _nonzero(_lengths(meeting))[:, None, :]) + width * cosine
+    # Beyond a tenth the first-order bound says nothing: the absolute one is left.
+    relative = torch.where(relative < 0.1, MARGIN * relative / (1 - relative), torch.inf)
+    rest = (turning + width * cosine)[:, None] * values[:, :1]
+    absolute = absolute.expand(batch).reshape(-1)[:, None] + rest
+    error = torch.minimum(torch.where(values > 0, relative[:, None] * values, torch.inf), MARGIN * absolute)
+    error = error.reshape(*batch, width) + contraction_error(product)
+    return Estimate(values.reshape(*batch, width), torch.where(error.isnan(), torch.inf, error))
+
+
+def pivoted_triangle(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """`R` and the column order `p` of `A[:, p] = Q R` with the longest remaining column first, for a batch.
+
+    >>> triangle, order = pivoted_triangle(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64))[None])
+    >>> triangle[0].diagonal().abs().round(decimals=12).tolist(), order[0].tolist()
+    ([3.0, 2.0, 1.0], [1, 2, 0])
+    """
+    work = matrices.clone()
+    count, rows, columns = work.shape
+    each = torch.arange(count, device=work.device)
+    order = torch.arange(columns, device=work.device).repeat(count, 1)
+    for place in range(min(rows, columns)):
+        # Lengths are taken anew in every step: updating them is cheaper, but loses the small ones.
+        pivot = _lengths(work[:, place:, place:]).argmax(-1) + place
+        for table in (work.mT, order):
+            first, second = table[:, place].clone(), table[each, pivot].clone()
+            table[:, place], table[each, pivot] = second, first
+        column = work[:, place:, place].clone()
+        length = torch.linalg.vector_norm(column, dim=-1)
+        head = torch.where(column[:, 0] < 0, -length, length)
+        column[:, 0] += head
+        column = column / _nonzero(torch.linalg.vector_norm(column, dim=-1))[:, None]
+        rest = work[:, place:, place:]
+        rest -= 2 * column[:, :, None] * (column[:, None, :] @ rest)
+        work[:, place + 1 :, place] = 0
+    return work[:, : min(rows, columns)].triu(), order
+
+
+def jacobi(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values by rotating pairs of columns until they are orthogonal, and the largest cosine that was left.
+
+    All pairs of a round are disjoint and turn at once, over the whole batch.
+
+    Arguments:
+        matrices: `[count, rows, columns]`.
+
+    Returns:
+        values `[count, columns]`, largest first (NaN where a matrix is not finite), and one cosine for each matrix.
+
+    >>> values, _ = jacobi(torch.tensor([[[1.0, 1.0], [0.0, 1e-20]]], dtype=torch.float64))
+    >>> [f"{value:.12e}" for value in values[0].tolist()]
+    ['1.414213562373e+00', '7.071067811865e-21']
+    """
+    count, rows, columns = matrices.shape
+    exponent = (TOP_EXPONENT - exponent_of(matrices.abs().amax((-2, -1)))).clamp(-1000, 1000)
+    work = matrices * power_of_two(exponent)[:, None, None]
+    enough = UNIT * max(4.0, math.sqrt(rows))
+    cosine = torch.zeros(count, dtype=work.dtype, device=work.device)
+    for _ in range(MOST_SWEEPS):
+        cosine = torch.zeros_like(cosine)
+        for one, two in rounds(columns):
+            cosine = torch.maximum(cosine, _rotate(work, one, two, enough))
+        if not bool((cosine > enough).any()):
+            break
+    values = _lengths(work) * power_of_two(-exponent)[:, None]
+    return values.sort(-1, descending=True).values, cosine
+
+
+def rounds(columns: int) -> list[tuple[list[int], list[int]]]:
+    """A tournament: disjoint pairs in every round, and every pair of columns in exactly one of them.
+
+    >>> rounds(3)
+    [([1], [2]), ([0], [2]), ([0], [1])]
+    """
+    seats: list[int | None] = [*range(columns), *([None] if columns % 2 else [])]
+    schedule = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        pairs = [
+            (a, b) for a, b in zip(seats[:half], reversed(seats[half:]), strict=True) if a is not None and b is not None
+        ]
+        schedule.append(([a for a, _ in pairs], [b for _, b in pairs]))
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return schedule
+
+
+def _rotate(work: Tensor, one: list[int], two: list[int], enough: float) -> Tensor:
+    """Turn each pair of columns in place so that they become orthogonal; returns the largest cosine found."""
+    first, second = work[:, :, one], work[:, :, two]
+    inner = (first * second).sum(1)
+    first_length, second_length = _lengths(first), _lengths(second)
+    cosine = inner / _nonzero(first_length) / _nonzero(second_length)
+    turn = cosine.abs() > enough
+    # (b^2 - a^2) / (2 <a, b>), written with quotients so that squares of tiny columns do not underflow.
+    ratio = second_length / _nonzero(first_length)
+    zeta = (ratio - 1 / _nonzero(ratio)) / (2 * torch.where(turn, cosine, 1.0))
+    tangent = torch.where(zeta < 0, -1.0, 1.0) / (zeta.abs() + torch.hypot(torch.ones_like(zeta), zeta))
+    tangent = torch.where(turn, tangent, 0.0)
+    cos = 1 / torch.hypot(torch.ones_like(tangent), tangent)
+    sin = cos * tangent
+    work[:, :, one] = cos[:, None] * first - sin[:, None] * second
+    work[:, :, two] = sin[:, None] * first + cos[:, None] * second
+    return cosine.abs().amax(-1)
+
+
+def _absolute_error(left: Triangle, right: Triangle) -> Tensor:
+    width = left.matrix.shape[-1]
+    left_size, right_size = torch.linalg.matrix_norm(left.matrix), torch.linalg.matrix_norm(right.matrix)
+    reduction = left.error * right_size + right.error * left_size + left.error * right.error
+    steps = accumulation(width**2) + accumulation(width) * math.sqrt(width)
+    return reduction + UNIT * steps * left_size * right_size
+
+
+def _share(error: Tensor | float, matrix: Tensor) -> Tensor:
+    """An error as a share of the smallest singular value of a matrix, infinite where that is lost in rounding."""
+    (values,) = guarded(lambda batch: (torch.linalg.svdvals(batch),), matrix).outputs
+    uncertain = (accumulation(matrix.shape[-1] ** 2) + DECOMPOSITION) * UNIT * values[..., 0]
+    smallest = values[..., -1] - uncertain - error
+    return torch.where(smallest > 0, error / smallest, torch.inf)
+
+
+def _lengths(matrices: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(matrices, dim=-2)
+
+
+def _nonzero(values: Tensor) -> Tensor:
+    return torch.where(values == 0, 1.0, values)
