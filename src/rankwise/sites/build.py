@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rankwise.sites.expression import evaluate
+from rankwise.sites.expression import evaluate, names_in
 from rankwise.sites.factor import Factor, LayoutError
-from rankwise.sites.layout import AttentionLayout, Layout, Weight
+from rankwise.sites.layout import AttentionLayout, Expression, Layout, Weight
 from rankwise.sites.site import AttentionFacts, Gain, Kind, RotaryFacts, Site
 
 Side = Literal["left", "right"]
@@ -64,13 +64,30 @@ def parameters(place: Place) -> dict[str, str]:
 
 def _sizes(place: Place) -> tuple[Mapping[str, Any], dict[str, int]]:
     sizes: dict[str, int] = {}
-    values = ChainMap(sizes, dict(place.values))
-    for axis, expression in {**place.layout.sizes, **place.block.sizes}.items():
+    values = ChainMap(sizes, {**place.values, **_stored_rows(place)})
+    for axis, expression in _in_order({**place.layout.sizes, **place.block.sizes}):
         size = evaluate(expression, values)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise LayoutError(f"layout '{place.layout.name}' makes the size of '{axis}' {size!r} from '{expression}'")
         sizes[axis] = size
     return values, sizes
+
+
+def _in_order(expressions: Mapping[str, Expression]) -> list[tuple[str, Expression]]:
+    """The sizes, each after those that its expression names: a layout that extends another need not mind their order."""
+    ready: dict[str, Expression] = {}
+    while len(ready) < len(expressions):
+        pending = {axis for axis in expressions if axis not in ready}
+        free = [axis for axis in pending if not (names_in(expressions[axis]) & pending) - {axis}]
+        # Sizes that name each other cannot be ordered; the first one then finds no value and says so.
+        ready |= {axis: expressions[axis] for axis in expressions if axis in (free or pending) and axis in pending}
+    return list(ready.items())
+
+
+def _stored_rows(place: Place) -> dict[str, int]:
+    """The length of the first stored axis of each weight, as `q_rows`, `k_rows`, …: no configuration need say it."""
+    stored = parameters(place).items()
+    return {f"{role}_rows": place.shapes[name][0] for role, name in stored if name in place.shapes}
 
 
 def _site(
@@ -103,6 +120,7 @@ def _site(
     _chained(factors, shapes)
     extents = {axis: max(shape[position] for shape in shapes) for position, axis in enumerate(batch)}
     facts = _facts(place, kind, prefix, values, shapes[1][-1] if kind == "ov" else _inner(roles, shapes))
+    facts = replace(facts, query_factors=sum(role.startswith("q") for role, _ in roles)) if kind == "qk" else facts
     return Site(
         name=f"{prefix}.{kind}",
         kind=kind,
@@ -114,6 +132,7 @@ def _site(
         biases=tuple(biases),
         gains=tuple(gains),
         attention=facts,
+        scaling=float(evaluate(place.block.value_scale, values)) if kind == "ov" else 1.0,
         layout=place.layout.name,
         notes=_notes(place, kind, facts),
     )
@@ -133,11 +152,17 @@ def _facts(place: Place, kind: Kind, prefix: str, values: Mapping[str, Any], inn
     if kind == "qk" and block.rotary is not None and not decoupled:
         rotated = evaluate(block.rotary.rotated, values)
         start = evaluate(block.rotary.start, values)
+        pairs = evaluate(block.rotary.pairs, ChainMap({"half": "half", "interleaved": "interleaved"}, values))
+        if pairs not in ("half", "interleaved"):
+            raise LayoutError(f"rotary pairs are half or interleaved; '{block.rotary.pairs}' makes them {pairs!r:.40}")
         if rotated:
-            rotary = RotaryFacts(block.rotary.pairs, int(rotated), int(start or 0))  # pyright: ignore[reportArgumentType]
-    scale = evaluate(block.scale, values)
+            rotary = RotaryFacts(pairs, int(rotated), int(start or 0))
+    own_scale = block.rotary_scale if prefix.endswith(".rotary") else None
+    scale = evaluate(own_scale if own_scale is not None else block.scale, values)
     softcap = evaluate(block.softcap, values) if block.softcap is not None else None
     norm = block.norm if kind == "qk" else None
+    if norm is not None and norm.when is not None and not evaluate(norm.when, values):
+        norm = None
     owners = {role: _parameter(place, weight) for role in "qkv" if (weight := _first(block, role)) is not None}
     return AttentionFacts(
         module=place.module,
@@ -149,6 +174,7 @@ def _facts(place: Place, kind: Kind, prefix: str, values: Mapping[str, Any], inn
         norm_eps=float(evaluate(norm.eps, values) or 0.0) if norm else 0.0,
         norm_offset=float(evaluate(norm.offset, values) or 0.0) if norm else 0.0,
         cross=block.cross,
+        model_type=values.get("model_type"),
     )
 
 
@@ -164,9 +190,13 @@ def _notes(place: Place, kind: Kind, facts: AttentionFacts) -> tuple[str, ...]:
     if facts.norm is not None:
         notes.append("queries and keys are normalized: the scale of this product means nothing")
     if kind == "qk" and (place.block.q_down_norm or place.block.k_down_norm):
-        notes.append("a normalization stands between the latent factors: the product holds up to a scale for each token")
+        notes.append(
+            "a normalization stands between the latent factors: the product holds up to a scale for each token"
+        )
     if kind == "ov" and place.block.v_down_norm:
-        notes.append("a normalization stands between the latent factors: the product holds up to a scale for each token")
+        notes.append(
+            "a normalization stands between the latent factors: the product holds up to a scale for each token"
+        )
     return tuple(notes)
 
 
@@ -238,7 +268,13 @@ def _fitting(weight: Weight, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _vector(
-    place: Place, weight: Weight, batch: list[str], side: Side, inner: str, values: Mapping[str, Any], sizes: Mapping[str, int]
+    place: Place,
+    weight: Weight,
+    batch: list[str],
+    side: Side,
+    inner: str,
+    values: Mapping[str, Any],
+    sizes: Mapping[str, int],
 ) -> Factor:
     """A bias or a gain over the inner axis, shaped to stand beside (or multiply) its factor."""
     matrix = ["1", inner] if side == "left" else [inner, "1"]
@@ -249,7 +285,13 @@ def _vector(
 
 
 def _bias(
-    place: Place, role: str, weight: Weight, batch: list[str], side: Side, values: Mapping[str, Any], sizes: Mapping[str, int]
+    place: Place,
+    role: str,
+    weight: Weight,
+    batch: list[str],
+    side: Side,
+    values: Mapping[str, Any],
+    sizes: Mapping[str, int],
 ) -> Factor | None:
     if role == "o":  # the output's bias is added after the product
         return None

@@ -1,14 +1,16 @@
 """Small arithmetic over configuration keys, as the layout table writes it; nothing else can be computed.
 
-    num_key_value_heads or num_attention_heads      the first that is given
-    hidden_size // num_attention_heads              + - * // / ** and comparisons
-    heads_per_layer[layer]                          one entry of a list
-    'alibi' in position_kind                        membership
+num_key_value_heads or num_attention_heads      the first that is given
+hidden_size // num_attention_heads              + - * // / ** and comparisons
+heads_per_layer[layer]                          one entry of a list
+'alibi' in position_kind                        membership
+log(rope_parameters['factor'])                  the natural logarithm, the only function
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -58,9 +60,19 @@ def evaluate(expression: str | int | float, values: Mapping[str, Any]) -> Any:
     except ExpressionError:
         raise
     except (TypeError, ZeroDivisionError, IndexError, KeyError, OverflowError, ValueError, RecursionError) as error:
-        names = sorted({node.id for node in ast.walk(_parse(expression)) if isinstance(node, ast.Name)})
-        given = ", ".join(f"{name} = {values.get(name)!r:.40}" for name in names)
+        given = ", ".join(f"{name} = {values.get(name)!r:.40}" for name in sorted(names_in(expression)))
         raise ExpressionError(f"cannot compute '{expression}' with {given}: {error}") from None
+
+
+def names_in(expression: str | int | float) -> set[str]:
+    """The names that an expression needs.
+
+    >>> sorted(names_in("kv_heads or heads"))
+    ['heads', 'kv_heads']
+    """
+    if not isinstance(expression, str):
+        return set()
+    return {node.id for node in ast.walk(_parse(expression)) if isinstance(node, ast.Name)}
 
 
 @lru_cache(maxsize=4096)
@@ -70,7 +82,9 @@ def _parse(expression: str) -> ast.expr:
     try:
         return ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ExpressionError(f"'{expression}' is not an expression: use names, numbers, + - * // / ** and 'or'") from None
+        raise ExpressionError(
+            f"'{expression}' is not an expression: use names, numbers, + - * // / ** and 'or'"
+        ) from None
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -99,6 +113,8 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
             return result  # pyright: ignore[reportPossiblyUnboundVariable] - a BoolOp has at least two parts
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
             return _COMPARE[type(op)](_value(left, values), _value(right, values))
+        case ast.Call(func=ast.Name(id="log"), args=[argument], keywords=[]):
+            return math.log(_value(argument, values))
         case ast.Subscript(value=value, slice=index):
             container = _value(value, values)
             if isinstance(container, Mapping):
@@ -106,4 +122,6 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
             return None if container is None else container[_value(index, values)]
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return _value(body if _value(test, values) else orelse, values)
-    raise ExpressionError(f"'{ast.unparse(node)}' is not allowed in a layout: use names, numbers, + - * // / ** and 'or'")
+    raise ExpressionError(
+        f"'{ast.unparse(node)}' is not allowed in a layout: use names, numbers, + - * // / ** and 'or'"
+    )

@@ -12,7 +12,6 @@ from torch import nn
 from rankwise.errors import UserError
 from rankwise.sites.build import Place, build, parameters
 from rankwise.sites.expression import evaluate
-from rankwise.sites.factor import LayoutError
 from rankwise.sites.layout import AttentionLayout, Layout
 from rankwise.sites.registry import known_layouts
 from rankwise.sites.roots import Attributes, Root, config_roots, module_roots, owner
@@ -22,7 +21,20 @@ from rankwise.sites.sites import Sites, Unread
 from rankwise.sites.source import shapes_of
 
 _NUMBER = re.compile(r"\{(\w+)\}")
-_WRAPPERS = {"model", "module", "_orig_mod", "transformer", "base_model", "backbone", "net", "network", "blocks", "layers", "layer", "h"}
+_WRAPPERS = {
+    "model",
+    "module",
+    "_orig_mod",
+    "transformer",
+    "base_model",
+    "backbone",
+    "net",
+    "network",
+    "blocks",
+    "layers",
+    "layer",
+    "h",
+}
 
 
 def find(
@@ -41,15 +53,15 @@ def find(
     Returns:
         The sites, and in `.unread` every matrix parameter that no site covers, with the reason.
     """
-    shapes = {name: shape for name, shape in shapes_of(source).items()}
+    shapes = shapes_of(source)
     tied = _tied(source)
-    config = config if config is not None else getattr(source, "config", None)
-    if config is not None and hasattr(config, "to_dict"):
-        config = config.to_dict()
-    if config is not None and not isinstance(config, Mapping):
-        raise UserError(f"config must be a mapping, as read from config.json, got {type(config).__name__}")
+    given: Any = config if config is not None else getattr(source, "config", None)
+    if hasattr(given, "to_dict"):
+        given = given.to_dict()
+    if given is not None and not isinstance(given, Mapping):
+        raise UserError(f"config must be a mapping, as read from config.json, got {type(given).__name__}")
     search = _Search(shapes, tied, tuple(layouts) if layouts is not None else known_layouts())
-    roots = (module_roots(source) if isinstance(source, nn.Module) else []) or config_roots(config)
+    roots = (module_roots(source) if isinstance(source, nn.Module) else []) or config_roots(given)
     classes = _classes(source) if isinstance(source, nn.Module) else []
     # In the order of the table, where what is matched by class comes after what a configuration says more exactly.
     for layout in search.layouts:
@@ -69,6 +81,7 @@ class _Search:
     sites: list[Site] = field(default_factory=list)
     unread: dict[str, Unread] = field(default_factory=dict)
     places: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
 
     def by_class(self, layout: Layout, classes: list[tuple[str, nn.Module, set[str]]]) -> None:
         """Match a layout by the classes of the modules; sizes come from the modules' attributes."""
@@ -159,6 +172,9 @@ class _Search:
             if block.when is not None and not evaluate(block.when, place.values):
                 return
             if block.unread is not None:
+                # A layout may list what its other blocks leave: the same path holds linear attention in some layers.
+                if place.module in self.read:
+                    return
                 self._refuse(self._below(place.module), block.unread)
             elif all(name in self.shapes for name in parameters(place).values()):
                 built = build(place)
@@ -168,9 +184,10 @@ class _Search:
                     self._refuse([name for name in self._below(place.module) if name not in covered], block.rest)
             else:
                 return
-        except LayoutError as error:
+        except UserError as error:
             self._refuse([name for name in parameters(place).values() if name in self.shapes], str(error))
         self.places.add(key)
+        self.read.add(place.module)
 
     def _below(self, module: str) -> list[str]:
         return [name for name in self.shapes if name.startswith(f"{module}.")]
@@ -192,7 +209,8 @@ def _classes(model: nn.Module) -> list[tuple[str, nn.Module, set[str]]]:
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     names = {kind: {f"{kind.__module__}.{kind.__qualname__}", kind.__name__} for kind in kinds}
     return [
-        (path, module, set().union(*(names[kind] for kind in type(module).__mro__))) for path, module in model.named_modules()
+        (path, module, set().union(*(names[kind] for kind in type(module).__mro__)))
+        for path, module in model.named_modules()
     ]
 
 

@@ -60,31 +60,34 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """Rotary position embedding: `rotated` dimensions of each head from `start`, in pairs `half` apart or neighbouring."""
+    """Rotary position embedding: `rotated` dimensions of a head from `start`, paired half apart or as neighbours."""
 
     pairs: str = "half"
     rotated: Expression = "r"
     start: Expression = 0
 
     def __post_init__(self) -> None:
-        if self.pairs not in ("half", "interleaved"):
+        if not {"half", "interleaved"} & set(re.findall(r"\w+", self.pairs)):
             raise LayoutError(f"rotary pairs are 'half' or 'interleaved', not '{self.pairs}'")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
     """A normalization of queries and keys: `kind` is rms, layer or l2, `over` each head or the whole width; the gain is
-    `offset + weight`."""
+    `offset + weight`; where `when` does not hold there is none."""
 
     kind: str = "rms"
     eps: Expression = "rms_norm_eps"
     offset: Expression = 0
     over: str = "head"
     after_rotary: bool = False
+    when: str | None = None
 
     def __post_init__(self) -> None:
         if self.over not in ("head", "width"):
-            raise LayoutError(f"a norm of queries and keys goes over the 'head' or the whole 'width', not '{self.over}'")
+            raise LayoutError(
+                f"a norm of queries and keys goes over the 'head' or the whole 'width', not '{self.over}'"
+            )
         if self.kind not in ("rms", "layer", "l2"):
             raise LayoutError(f"a norm of queries and keys is 'rms', 'layer' or 'l2', not '{self.kind}'")
 
@@ -109,6 +112,8 @@ class AttentionLayout:
         q_norm, k_norm, norm: a normalization of queries and keys, and its gains.
         rotary: rotary position embedding of queries and keys.
         scale, softcap: the factor on the logits, and the cap on them.
+        rotary_scale: the factor on the decoupled rotary part of the logits, where it is another.
+        value_scale: a number that the values are multiplied by.
         cross: keys and values come from another stream.
         when: a condition on the configuration; the block exists only where it holds.
         sizes: sizes of this block that differ from the layout's own.
@@ -140,6 +145,8 @@ class AttentionLayout:
     norm: Norm | None = None
     scale: Expression = "r ** -0.5"
     softcap: Expression | None = None
+    rotary_scale: Expression | None = None
+    value_scale: Expression = 1
     cross: bool = False
     when: str | None = None
     sizes: Mapping[str, Expression] = field(default_factory=dict)
@@ -155,7 +162,7 @@ class Layout:
     Arguments:
         name: the layout's own name.
         types: the `model_type`s of configurations that it fits.
-        classes: names of module classes that it fits, qualified or bare; sizes are then read from the module's attributes.
+        classes: names of module classes that it fits, qualified or bare; sizes are then the module's attributes.
         keys: configuration keys that tell it where the configuration names no `model_type`.
         sizes: an expression over the configuration for each axis that the shapes alone do not tell.
         attention: its attention modules by name.
@@ -171,7 +178,9 @@ class Layout:
     origin: str = "the built-in table"
 
 
-def parse_layouts(text: str, *, origin: str, known: Mapping[str, Any] | None = None) -> tuple[list[Layout], dict[str, Any]]:
+def parse_layouts(
+    text: str, *, origin: str, known: Mapping[str, Any] | None = None
+) -> tuple[list[Layout], dict[str, Any]]:
     """Read a layout table; a layout may extend an earlier one, or one of `known`, and replace some of its lines.
 
     Returns the layouts and the raw tables with all extensions carried out, for later tables to extend.
@@ -203,7 +212,7 @@ def _extended(name: str, table: dict[str, Any], raw: Mapping[str, Any], origin: 
         # An empty string takes a line of the parent away.
         blocks[key] = {line: value for line, value in merged.items() if value not in ("", {})}
     result = {key: value for key, value in table.items() if key not in ("extends", "attention", "sizes")}
-    sizes = {**parent.get("sizes", {}), **table.get("sizes", {})}
+    sizes = {axis: size for axis, size in {**parent.get("sizes", {}), **table.get("sizes", {})}.items() if size != ""}
     return {**result, "sizes": sizes, "attention": {key: block for key, block in blocks.items() if block}}
 
 
@@ -241,7 +250,7 @@ def _block(where: str, block: Any) -> AttentionLayout:
             _only(where, values["rotary"], ("pairs", "rotated", "start"))
             values["rotary"] = Rotary(**values["rotary"])
         if "norm" in values:
-            _only(where, values["norm"], ("kind", "eps", "offset", "over", "after_rotary"))
+            _only(where, values["norm"], ("kind", "eps", "offset", "over", "after_rotary", "when"))
             values["norm"] = Norm(**values["norm"])
     except LayoutError as error:
         raise LayoutError(f"{where}: {error}") from None

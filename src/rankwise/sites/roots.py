@@ -88,7 +88,7 @@ def config_roots(config: Mapping[str, Any] | None) -> list[Root]:
         return []
     roots = [Root("", config)]
     for key, value in config.items():
-        if isinstance(value, Mapping) and key.endswith("_config") and ("model_type" in value or key == "text_config"):
+        if isinstance(value, Mapping) and key.endswith("_config") and (value.get("model_type") or key == "text_config"):
             stem = key.removesuffix("_config")
             hints = _HINTS.get(stem, (stem,))
             roots.append(Root("", value, "" if stem == "text" and not _has_attention(config) else stem, hints))
