@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankwise.product.balance import Balance as Balance
     from rankwise.product.balance import balance as balance
+    from rankwise.product.bucket import spectra as spectra
     from rankwise.product.catalogue import MEASURES as MEASURES
     from rankwise.product.catalogue import Measured as Measured
     from rankwise.product.catalogue import measure as measure
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rankwise.product.penalties import frobenius_penalty as frobenius_penalty
     from rankwise.product.penalties import nuclear_penalty as nuclear_penalty
     from rankwise.product.product import Product as Product
+    from rankwise.product.spectrum import Spectrum as Spectrum
     from rankwise.product.vectors import SingularVectors as SingularVectors
     from rankwise.product.verdicts import collapsed as collapsed
     from rankwise.product.verdicts import looks_random as looks_random
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 # `--help` at once and nobody pays for a room that they never enter; the block above tells type checkers the same.
 _MODULES = {
     "rankwise.product.balance": ("Balance", "balance"),
+    "rankwise.product.bucket": ("spectra",),
     "rankwise.product.catalogue": ("MEASURES", "Measured", "measure"),
     "rankwise.product.eigen": ("copying_score", "eigenvalues"),
     "rankwise.product.measures": (
@@ -64,6 +67,7 @@ _MODULES = {
     "rankwise.product.pairs": ("PairBalance", "RotaryPairs", "pair_balance"),
     "rankwise.product.penalties": ("frobenius_penalty", "nuclear_penalty"),
     "rankwise.product.product": ("Product",),
+    "rankwise.product.spectrum": ("Spectrum",),
     "rankwise.product.vectors": ("SingularVectors",),
     "rankwise.product.verdicts": ("collapsed", "looks_random", "spikes"),
 }
