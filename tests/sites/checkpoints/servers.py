@@ -1,4 +1,4 @@
-"""Small local servers that tests read weights from: one that honours `Range`, and one that also speaks the Hub's API."""
+"""Local servers that tests read weights from: one that honours `Range`, and one that also speaks the Hub's API."""
 
 from __future__ import annotations
 

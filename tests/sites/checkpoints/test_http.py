@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save
 
 from rankwise.errors import CheckpointError
-from rankwise.sites.checkpoints import open_checkpoint
 from rankwise.sites.checkpoints import http as module
+from rankwise.sites.checkpoints import open_checkpoint
 from tests.sites.checkpoints.servers import Served, serving
 
 WEIGHTS = {"big": torch.arange(400_000, dtype=torch.float32).view(1000, 400), "small": torch.ones(3)}

@@ -28,7 +28,9 @@ def pickled() -> bytes:
 
 FILES = {
     "config.json": b'{"model_type": "x"}',
-    "model.safetensors.index.json": json.dumps({"weight_map": {"big": "a.safetensors", "small": "b.safetensors"}}).encode(),
+    "model.safetensors.index.json": json.dumps(
+        {"weight_map": {"big": "a.safetensors", "small": "b.safetensors"}}
+    ).encode(),
     "a.safetensors": save({"big": BIG}),
     "b.safetensors": save({"small": SMALL}),
     "old/pytorch_model.bin": pickled(),
