@@ -1,0 +1,1 @@
+"""One self-contained page from what a scan wrote to disk."""

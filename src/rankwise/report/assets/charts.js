@@ -1,0 +1,186 @@
+"use strict";
+// The three charts: heatmap, spectrum, scatter. Each draws from data alone and keeps no state.
+
+// Viridis: even in lightness, and readable with any kind of colour vision.
+const COLOURS = ["#440154", "#482777", "#3f4a8a", "#31678e", "#26838f", "#1f9d8a", "#6cce5a", "#b6de2b", "#fee825"];
+const SCALE = COLOURS.map((colour, at) => [at / (COLOURS.length - 1), colour]);
+const CONFIG = {
+  displaylogo: false,
+  responsive: false,
+  modeBarButtons: [["toImage"]],
+  toImageButtonOptions: { format: "svg", filename: "rankwise" },
+};
+
+function layoutOf(colours, width, height, margin, more) {
+  return {
+    width, height, margin, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "inherit", size: 12, color: colours.muted }, showlegend: false, dragmode: false, hovermode: "closest",
+    hoverlabel: { bgcolor: colours.surface, bordercolor: colours.line, font: { color: colours.ink, size: 12 }, align: "left" },
+    ...more,
+  };
+}
+
+function axisOf(colours, title, more) {
+  return {
+    title: { text: title, font: { color: colours.muted, size: 12 }, standoff: 6 }, gridcolor: colours.line, linecolor: colours.line,
+    zeroline: false, fixedrange: true, tickfont: { color: colours.muted, size: 11 }, ...more,
+  };
+}
+
+/** About `most` labels of a list that read 0, 5, 10, ... */
+function someTicks(labels, most) {
+  const step = [1, 2, 4, 5, 8, 10, 16, 20, 50, 100].find((one) => labels.length / one <= most) ?? Math.ceil(labels.length / most);
+  const at = labels.map((_, index) => index).filter((index) => index % step === 0);
+  return { tickmode: "array", tickvals: at, ticktext: at.map((index) => plotText(labels[index])) };
+}
+
+/** How large the cells of a map may be in so much room. */
+function cellSize(map, room, words) {
+  const left = 44;
+  const longest = words ? Math.max(...map.columns.map((label) => label.length)) : 0;
+  const cell = Math.max(words ? 20 : 7, Math.min(words ? 64 : 40, Math.floor((room - left - 8) / map.columns.length)));
+  const row = Math.max(7, Math.min(26, cell, Math.floor(900 / map.rows.length)));
+  const width = left + 8 + cell * map.columns.length;
+  const margin = { l: left, r: words ? Math.min(120, longest * 4) : 8, t: 4, b: words ? 24 + Math.min(180, longest * 5) : 36 };
+  return { cell, row, margin, width: width - 8 + margin.r, height: margin.t + margin.b + row * map.rows.length };
+}
+
+/**
+ * Draw a map. `valueOf(site, head)` is the number behind a colour, `hoverOf` its words; `range` is `{low, high, log}`;
+ * `marks` are cells with a finding.
+ */
+function drawHeatmap(target, map, { room, range, valueOf, hoverOf, isFailed, isMarked, selected }) {
+  const colours = theme();
+  const words = map.column_name === "matrix";
+  const size = cellSize(map, room, words);
+  const blank = () => map.rows.map(() => Array(map.columns.length).fill(null));
+  const [z, text, under] = [blank(), blank(), blank()];
+  const hatch = { x: [], y: [] };
+  const marks = { x: [], y: [] };
+  for (const [row, column, site, head] of map.cells) {
+    const value = valueOf(site, head);
+    const usable = value !== null && (!range.log || value > 0);
+    text[row][column] = hoverOf(site, head);
+    if (usable) z[row][column] = range.log ? Math.log10(value) : value;
+    else under[row][column] = 1;
+    if (isFailed(site, head)) {
+      hatch.x.push(column - 0.5, column + 0.5, column + 0.5, column - 0.5, null);
+      hatch.y.push(row - 0.5, row - 0.5, row + 0.5, row + 0.5, null);
+    }
+    if (isMarked(site, head)) {
+      marks.x.push(column);
+      marks.y.push(row);
+    }
+  }
+  const gap = size.row >= 12 ? 2 : size.row >= 9 ? 1 : 0.5;
+  const grid = { type: "heatmap", x: map.columns.map((_, at) => at), y: map.rows.map((_, at) => at), showscale: false };
+  const hover = { xgap: gap, ygap: gap, text, hovertemplate: "%{text}<extra></extra>", hoverongaps: false };
+  const ends = range.log ? [Math.log10(range.low), Math.log10(range.high)] : [range.low, range.high];
+  const traces = [
+    { ...grid, ...hover, z: under, colorscale: [[0, colours.missing], [1, colours.missing]], zmin: 0, zmax: 1 },
+    { ...grid, ...hover, z, colorscale: SCALE, zmin: ends[0], zmax: ends[1] },
+    { type: "scatter", mode: "lines", ...hatch, fill: "toself", line: { width: 0 }, hoverinfo: "skip",
+      fillcolor: "rgba(0,0,0,0)", fillpattern: { shape: "/", size: 6, solidity: 0.25, fgcolor: colours.muted } },
+    { type: "scatter", mode: "markers", ...marks, hoverinfo: "skip",
+      marker: { symbol: "circle", size: Math.max(3, size.row * 0.3), color: "#ffffff", line: { color: "#000000", width: 1 } } },
+  ];
+  const shapes = selected === null ? [] : [0, 1].map((inner) => ({
+    type: "rect", layer: "above", x0: selected[1] - 0.5, x1: selected[1] + 0.5, y0: selected[0] - 0.5, y1: selected[0] + 0.5,
+    line: { color: inner ? "#ffffff" : "#000000", width: inner ? 2 : 4 },
+  }));
+  const axis = { showgrid: false, ticks: "" };
+  const layout = layoutOf(colours, size.width, size.height, size.margin, {
+    shapes,
+    xaxis: axisOf(colours, words ? "" : map.column_name, {
+      ...axis, ...someTicks(map.columns, words ? 1e9 : size.cell * map.columns.length / 22), tickangle: words ? 40 : 0,
+      range: [-0.5, map.columns.length - 0.5],
+    }),
+    yaxis: axisOf(colours, "layer", {
+      ...axis, ...someTicks(map.rows, size.row * map.rows.length / 16), range: [map.rows.length - 0.5, -0.5],
+    }),
+  });
+  return Plotly.react(target, traces, layout, CONFIG);
+}
+
+/** The singular values of one head with their error bounds, before the band, the mean and the edge of random factors. */
+function drawSpectrum(target, head, random, { log, colour, width, height }) {
+  const colours = theme();
+  const values = Array.from(unpack(head.values));
+  const errors = Array.from(unpack(head.errors));
+  const ranks = plottedRanks(head.count, values.length);
+  const scale = head.scale;
+  const traces = [];
+  let top = values[0];
+  let bottom = Math.min(...values.filter((value) => value > 0));
+  if (random && scale) {
+    const [mean, low, high] = ["values", "low", "high"].map((key) => Array.from(unpack(random[key]), (one) => one * scale));
+    const at = ranks.slice(0, mean.length);
+    const shown = (list) => list.map((one) => (log && !(one > 0) ? null : one));
+    const common = { type: "scatter", mode: "lines", x: at, hoverinfo: "skip" };
+    if (mean.length) {
+      traces.push(
+        { ...common, y: shown(low), line: { width: 0 } },
+        { ...common, y: shown(high), line: { width: 0 }, fill: "tonexty", fillcolor: colours.band },
+        { ...common, y: shown(mean), line: { color: colours.null, width: 1.5, dash: "dash" } },
+      );
+      top = Math.max(top, high[0] || 0, random.edge * scale || 0);
+      bottom = Math.min(bottom, ...mean.filter((one) => one > 0));
+    }
+  }
+  bottom = Math.max(bottom, top * 1e-8);
+  const drawn = values.map((value) => (log && !(value > 0) ? null : value));
+  traces.push({
+    type: "scatter", mode: "lines+markers", x: ranks, y: drawn, line: { color: colour, width: 2 },
+    marker: { color: colour, size: values.length > 160 ? 3 : 5 },
+    customdata: errors.map((error) => bound(error)), hovertemplate: "s<sub>%{x}</sub> = %{y:.5g} ± %{customdata}<extra></extra>",
+    error_y: {
+      type: "data", symmetric: false, array: errors, color: colour, thickness: 1, width: 2,
+      // Below zero there is no logarithm: such a bar reaches to the foot of the plot.
+      arrayminus: errors.map((error, at) => (log ? Math.min(error, values[at] * 0.999) : error)),
+    },
+  });
+  const edge = random && scale && random.edge ? random.edge * scale : null;
+  const shapes = edge === null ? [] : [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: edge, y1: edge, line: { color: colours.null, width: 1, dash: "dot" } }];
+  const annotations = edge === null ? [] : [{
+    xref: "paper", x: 1, xanchor: "right", y: log ? Math.log10(edge) : edge, yanchor: "bottom", text: "random edge", showarrow: false,
+    font: { color: colours.null, size: 11 },
+  }];
+  const layout = layoutOf(colours, width, height, { l: 62, r: 14, t: 12, b: 40 }, {
+    shapes, annotations,
+    xaxis: axisOf(colours, "singular value, largest first", { range: [1 - head.count * 0.02, head.count * 1.02 + 0.02], showgrid: false }),
+    yaxis: axisOf(colours, "", log
+      ? { type: "log", range: [Math.log10(bottom) - 0.15, Math.log10(top) + 0.12], exponentformat: "power", dtick: top / bottom > 30 ? 1 : "D2" }
+      : { range: [0, top * 1.08], nticks: 6 }),
+  });
+  return Plotly.react(target, traces, layout, CONFIG);
+}
+
+/** The paper's scatter: `series` of points, each with its colour and symbol, over the lines of random factors. */
+function drawScatter(target, series, nulls, { relative, width, height }) {
+  const colours = theme();
+  const points = series.flatMap((one) => one.points);
+  const xs = points.map((point) => point.nuclear);
+  const ends = [Math.min(...xs) / 1.3, Math.max(...xs) * 1.3];
+  const line = (y, more) => ({ type: "scatter", mode: "lines", x: ends, y, hoverinfo: "skip", ...more });
+  const traces = nulls.map((gap) => line(relative ? [gap, gap] : ends.map((x) => x / (1 - gap)), {
+    name: `random factors (gap ${percent(gap)})`, line: { color: colours.null, width: 1.5, dash: "dash" },
+  }));
+  if (!relative) traces.unshift(line(ends, { name: "balanced: half-sum = nuclear norm", line: { color: colours.ink, width: 1 } }));
+  for (const one of series) {
+    traces.push({
+      type: "scatter", mode: "markers", name: one.name, x: one.points.map((point) => point.nuclear),
+      y: one.points.map((point) => (relative ? (point.relative > 0 ? point.relative : null) : point.half_sum)),
+      customdata: one.points.map((point) => [point.site, point.head]), text: one.points.map((point) => point.hover),
+      hovertemplate: "%{text}<extra></extra>",
+      marker: { color: one.colour, symbol: one.symbol, size: one.points.length > 1500 ? 4 : 7, opacity: 0.75, line: { width: 0 } },
+    });
+  }
+  const layout = layoutOf(colours, width, height, { l: 70, r: 14, t: 12, b: 48 }, {
+    showlegend: true,
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: colours.ink, size: 12 }, itemclick: false, itemdoubleclick: false },
+    xaxis: axisOf(colours, "nuclear norm", { type: "log", range: ends.map(Math.log10), nticks: 8 }),
+    yaxis: axisOf(colours, relative ? "gap / half-sum" : "half-sum", { type: "log", exponentformat: "power", nticks: 8 }),
+  });
+  layout.margin.t = 64;
+  return Plotly.react(target, traces, layout, CONFIG);
+}

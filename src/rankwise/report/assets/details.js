@@ -1,0 +1,121 @@
+"use strict";
+// The panel of one head: its spectrum, its numbers with their errors, and where they come from.
+
+const METHODS = {
+  gram32: "Gram matrices in float32", gram64: "Gram matrices in float64", qr: "QR in float64", dense: "multiplied out, float64",
+  precise: "pivoted QR and Jacobi",
+};
+const CERTIFICATES = {
+  here: "proved on this very model", release: "layout passed in this release's tests", no: "not certified: layout taken on trust",
+};
+
+const colourOfKind = (kind, colours) => (kind === "qk" || kind === "ov" ? colours[kind] : colours.other);
+
+/** "layer 3 · head 5 · QK", for a title, a hover or a screen reader. */
+function nameOf(site, head) {
+  const kind = site.kind === "qk" || site.kind === "ov" ? site.kind.toUpperCase() : site.kind;
+  const layer = site.layer === null ? null : `layer ${site.layer}`;
+  return [layer, site.heads.length > 1 || site.kind === "qk" || site.kind === "ov" ? `head ${head.head}` : null, kind].filter(Boolean).join(" · ");
+}
+
+function row(name, ...cells) {
+  return element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((cell) => element("td", {}, cell)));
+}
+
+/** What random factors would give for a quantity of this head: `[value, spread]`, or null where there is no such null. */
+function nullOf(view, site, head, quantities, at) {
+  const random = site.null === null ? null : view.nulls[site.null];
+  const pair = random?.measured[at];
+  if (!pair || pair[0] === null) return null;
+  if (!quantities[at].scales) return pair;
+  return head.scale === null ? null : [pair[0] * head.scale, pair[1] === null ? null : pair[1] * head.scale];
+}
+
+function measuresTable(data, view, site, head) {
+  const body = element("tbody");
+  data.quantities.forEach((quantity, at) => {
+    if (!head.measured[at]) return;
+    const random = nullOf(view, site, head, data.quantities, at);
+    body.append(row(quantity.title, withError(head.measured[at]), random ? number(random[0], 3) + (random[1] ? ` ± ${number(random[1], 1)}` : "") : "–"));
+  });
+  const names = ["measure", "value ± error bound", "random ± spread"].map((name) => element("th", { scope: "col" }, name));
+  return element("table", { class: "plain numbers" }, element("thead", {}, element("tr", {}, ...names)), body);
+}
+
+function balanceTable(site, head) {
+  const body = element("tbody");
+  const add = (title, part, total) => {
+    if (!part) return;
+    body.append(row(title, number(part.half_sum), number(total), number(part.gap, 3), percent(part.relative)));
+  };
+  add("this head", head.balance, head.balance?.nuclear);
+  add("sum of its rotary pairs", head.pairs, head.pairs?.pair_sum);
+  if (site.group.length) {
+    const size = site.heads.length / site.group.length;
+    const at = Math.floor(site.heads.indexOf(head) / size);
+    add(`its group, heads ${at * size}–${(at + 1) * size - 1}`, site.group[at], site.group[at]?.nuclear);
+  }
+  if (!body.children.length) return null;
+  const names = ["balance", "half-sum", "nuclear norm", "gap", "relative"].map((name) => element("th", { scope: "col" }, name));
+  return element("table", { class: "plain numbers" }, element("thead", {}, element("tr", {}, ...names)), body);
+}
+
+function factsTable(site, head) {
+  const facts = [
+    ["shape", site.widths.join(" × ")],
+    ["method", head.method in METHODS ? `${head.method}: ${METHODS[head.method]}` : head.method],
+    ["certificate", `${site.certified}: ${CERTIFICATES[site.certified] ?? ""}`],
+    ["orientation", site.orientation],
+    ["layout", site.layout],
+    ["rotary", site.rotary],
+    ["parameters", site.parameters.join(", ")],
+    ...site.notes.map((note) => ["note", note]),
+  ];
+  return element("table", { class: "plain facts" }, element("tbody", {}, ...facts.filter((fact) => fact[1]).map((fact) => row(...fact))));
+}
+
+/** One honest sentence about the error bars and the thinning of a spectrum. */
+function captionOf(head, random, change) {
+  const parts = [];
+  const errors = unpack(head.errors);
+  const largest = Math.max(...errors);
+  if (Number.isFinite(largest) && head.largest) {
+    const small = largest < 2e-3 * head.largest[0] ? ", smaller than the markers" : "";
+    parts.push(`Error bars: at most ${bound(largest)}${small}.`);
+  }
+  if (errors.length < head.count) parts.push(`${errors.length} of ${head.count} values are drawn.`);
+  if (random && head.scale) {
+    parts.push(`Band: 1 % to 99 % of ${random.draws} random products of this shape at ${change ? "the change's" : "this head's"} scale; dashed: their mean.`);
+  } else parts.push("There is no random null for this spectrum.");
+  return parts.join(" ");
+}
+
+/** Fill the panel; returns where the spectrum is to be drawn, or null if the head has none. */
+function fillPanel(panel, data, view, siteAt, headAt, { log, onLog, onPick }) {
+  const site = view.sites[siteAt];
+  const head = site.heads[headAt];
+  const random = site.null === null ? null : view.nulls[site.null];
+  const twin = view.sites.findIndex((other) => other.layer === site.layer && other.kind !== site.kind
+    && other.name.slice(0, -3) === site.name.slice(0, -3) && ["qk", "ov"].includes(other.kind) && other.heads.length > headAt);
+  const found = view.findings.filter((one) => one.site === siteAt && (one.head === null || one.head === headAt));
+  const title = element("h3", { id: "panel-title" }, (data.change ? "Change of " : "") + nameOf(site, head));
+  const twinButton = element("button", { type: "button" }, twin < 0 ? "" : `${view.sites[twin].kind.toUpperCase()} of this head`);
+  twinButton.addEventListener("click", () => onPick(twin, headAt));
+  const scaleButton = (name, value) => {
+    const button = element("button", { type: "button", "aria-pressed": String(log === value) }, name);
+    button.addEventListener("click", () => onLog(value));
+    return button;
+  };
+  const plot = head.count && head.failure === null ? element("div", { class: "spectrum", id: "spectrum" }) : null;
+  const reason = head.failure ?? (head.count ? null : "its spectrum was not asked for: add it with --select");
+  panel.replaceChildren(
+    element("header", {}, title, element("code", {}, site.name), twin < 0 ? null : twinButton,
+      plot && element("span", { class: "toggle", role: "group", "aria-label": "scale of singular values" }, scaleButton("log", true), scaleButton("linear", false))),
+    ...found.map((one) => element("p", { class: `finding ${one.kind}` }, element("b", {}, one.kind), ` ${one.text}`)),
+    element("div", { class: "columns" },
+      element("div", {}, plot ?? element("p", { class: "no-spectrum" }, `No spectrum: ${reason}`),
+        plot && element("p", { class: "quiet" }, captionOf(head, random, data.change)), element("div", { id: "course" })),
+      element("div", {}, measuresTable(data, view, site, head), balanceTable(site, head), factsTable(site, head))),
+  );
+  return plot;
+}

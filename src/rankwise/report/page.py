@@ -1,0 +1,76 @@
+"""The page of a scan, a diff or a series: one HTML file that works from a mail attachment and asks the network nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from rankwise.errors import UserError, require
+from rankwise.report.packing import script_json
+from rankwise.report.record import Record, checked
+from rankwise.report.summary import summarize
+from rankwise.report.view import page_data
+
+SCRIPTS = ("format.js", "charts.js", "details.js", "table.js", "page.js")
+
+
+def render(record: Record | Sequence[Record]) -> str:
+    """The page as text.
+
+    Nothing in it can run but the scripts of this package, each allowed by its hash; every name that came out of a
+    checkpoint is text, in HTML as in the data that the scripts read.
+
+    Arguments:
+        record: what `rankwise scan --json` wrote, or a list of such records: a series, oldest first.
+
+    Returns:
+        HTML. `write_page` writes it to a file.
+    """
+    records = checked(record)
+    data = page_data(records)
+    jinja = require("jinja2", extra="report")
+    plotly = require("plotly.offline", extra="report")
+    # Line ends are normalized by the browser before it hashes a script.
+    scripts = [text.replace("\r\n", "\n") for text in (plotly.get_plotlyjs(), *(_asset(name) for name in SCRIPTS))]
+    environment = jinja.Environment(
+        autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(_asset("page.html.j2")).render(
+        policy=_policy(scripts),
+        style=_asset("page.css"),
+        scripts=scripts,
+        data=script_json(data),
+        summaries=[summarize(one, position) for position, one in enumerate(records)],
+        quantities=data["quantities"],
+    )
+
+
+def write_page(record: Record | Sequence[Record], path: str | Path) -> Path:
+    """Render the page into a file, whose folder must exist; returns its path."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise UserError(f"{target}: the folder {target.parent} does not exist: create it, or give another path")
+    target.write_text(render(record), encoding="utf-8", newline="\n")
+    return target
+
+
+def _asset(name: str) -> str:
+    return files("rankwise.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """A content security policy: these scripts, inline styles (Plotly sets them), images made on the spot, no network."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii") for script in scripts)
+    return "; ".join(
+        [
+            "default-src 'none'",
+            "script-src " + " ".join(f"'sha256-{digest}'" for digest in hashes),
+            "style-src 'unsafe-inline'",
+            "img-src data: blob:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )

@@ -1,0 +1,66 @@
+"""Scan records as they come from disk: what the page can read, and one clear line about what it cannot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankwise.errors import UserError
+
+FORMAT = "rankwise-scan"
+VERSION = 1
+ATTENTION = ("qk", "ov")
+
+Record = Mapping[str, Any]
+"""A JSON object as `docs/scan-format.md` describes it, or a part of one."""
+
+_TOP = {"model": Mapping, "settings": Mapping, "measures": Mapping, "sites": list, "unread": list, "findings": list}
+_SITE = {"name": str, "kind": str, "widths": list, "certified": str, "heads": list}
+_HEAD = {"head": int, "measures": Mapping}
+
+
+def checked(given: Record | Sequence[Record]) -> tuple[Record, ...]:
+    """The records of a scan, a diff or a series, oldest first; a `UserError` names the first thing that is missing."""
+    records = (given,) if isinstance(given, Mapping) else tuple(given)
+    if not records:
+        raise UserError("there is no scan record to report: give one record, or a series of at least one")
+    for record in records:
+        _check(record)
+    return records
+
+
+def step_of(record: Record, position: int) -> int:
+    """The training step of a checkpoint: as recorded, else the last number of its source, else its place in line."""
+    step = record.get("step")
+    if isinstance(step, int):
+        return step
+    numbers = re.findall(r"\d+", str(record.get("source", "")))
+    return int(numbers[-1][:15]) if numbers else position
+
+
+def _check(record: object) -> None:
+    if not isinstance(record, Mapping) or record.get("format") != FORMAT:
+        raise UserError(f'this is not a scan record: expected a JSON object with "format": "{FORMAT}" (rankwise scan --json)')
+    if record.get("version") != VERSION:
+        raise UserError(
+            f"a scan record of version {record.get('version')!r} cannot be read by this page, which reads version {VERSION}: "
+            "scan again with the installed rankwise"
+        )
+    _require(record, _TOP, "the record")
+    for number, site in enumerate(record["sites"]):
+        place = f"sites[{number}]"
+        if not isinstance(site, Mapping):
+            raise UserError(f"{place} of the scan record is not an object: the file is damaged, scan again")
+        _require(site, _SITE, place)
+        for index, head in enumerate(site["heads"]):
+            if not isinstance(head, Mapping):
+                raise UserError(f"{place}.heads[{index}] of the scan record is not an object: scan again")
+            _require(head, _HEAD, f"{place}.heads[{index}]")
+
+
+def _require(part: Record, fields: Mapping[str, type], place: str) -> None:
+    for name, kind in fields.items():
+        if not isinstance(part.get(name), kind):
+            found = "is missing" if name not in part else f"is a {type(part[name]).__name__}"
+            raise UserError(f"{place}: {name!r} {found}, expected {kind.__name__}: the scan record is damaged, scan again")
