@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from rankwise.product.verdicts import collapsed as collapsed
     from rankwise.product.verdicts import looks_random as looks_random
     from rankwise.product.verdicts import spikes as spikes
+    from rankwise.sites.find import find as find
+    from rankwise.sites.layout import Layout as Layout
+    from rankwise.sites.registry import register_layout as register_layout
+    from rankwise.sites.site import Site as Site
+    from rankwise.sites.sites import Sites as Sites
 
 # Each module with the public names that live in it. They are imported at first use, so that the command line can answer
 # `--help` at once and nobody pays for a room that they never enter; the block above tells type checkers the same.
@@ -70,6 +75,11 @@ _MODULES = {
     "rankwise.product.spectrum": ("Spectrum",),
     "rankwise.product.vectors": ("SingularVectors",),
     "rankwise.product.verdicts": ("collapsed", "looks_random", "spikes"),
+    "rankwise.sites.find": ("find",),
+    "rankwise.sites.layout": ("Layout",),
+    "rankwise.sites.registry": ("register_layout",),
+    "rankwise.sites.site": ("Site",),
+    "rankwise.sites.sites": ("Sites",),
 }
 HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

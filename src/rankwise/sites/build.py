@@ -65,7 +65,9 @@ def parameters(place: Place) -> dict[str, str]:
 def _sizes(place: Place) -> tuple[Mapping[str, Any], dict[str, int]]:
     sizes: dict[str, int] = {}
     values = ChainMap(sizes, {**place.values, **_stored_rows(place)})
-    for axis, expression in _in_order({**place.layout.sizes, **place.block.sizes}):
+    expressions = {**place.layout.sizes, **place.block.sizes}
+    # An empty text takes a size of the layout away: in this block the shape tells it.
+    for axis, expression in _in_order({axis: each for axis, each in expressions.items() if each != ""}):
         size = evaluate(expression, values)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise LayoutError(f"layout '{place.layout.name}' makes the size of '{axis}' {size!r} from '{expression}'")
@@ -74,7 +76,7 @@ def _sizes(place: Place) -> tuple[Mapping[str, Any], dict[str, int]]:
 
 
 def _in_order(expressions: Mapping[str, Expression]) -> list[tuple[str, Expression]]:
-    """The sizes, each after those that its expression names: a layout that extends another need not mind their order."""
+    """The sizes, each after those that its expression names: whoever extends a layout need not mind their order."""
     ready: dict[str, Expression] = {}
     while len(ready) < len(expressions):
         pending = {axis for axis in expressions if axis not in ready}

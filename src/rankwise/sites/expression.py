@@ -38,7 +38,9 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.NotIn: lambda one, many: many is None or one not in many,
 }
 _LONGEST = 400
+# Together with the length they keep every result small: no text of a layout can occupy a machine.
 _LARGEST_POWER = 64
+_LARGEST_BASE = 2**40
 
 
 class ExpressionError(UserError):
@@ -95,11 +97,14 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
             return values.get(name)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             one, two = _value(left, values), _value(right, values)
-            if isinstance(op, ast.Pow) and not abs(two) <= _LARGEST_POWER:
-                raise ExpressionError(f"the power {two} in '{ast.unparse(node)}' is too large")
             if not (isinstance(one, int | float) and isinstance(two, int | float)):
                 raise ExpressionError(f"'{ast.unparse(node)}' needs two numbers, got {one!r:.40} and {two!r:.40}")
-            return _BINARY[type(op)](one, two)
+            if isinstance(op, ast.Pow) and not (abs(two) <= _LARGEST_POWER and abs(one) <= _LARGEST_BASE):
+                raise ExpressionError(f"{one:.4g} to the power {two:.4g} in '{ast.unparse(node)}' is too large")
+            result = _BINARY[type(op)](one, two)
+            if isinstance(result, complex):
+                raise ExpressionError(f"'{ast.unparse(node)}' is no real number: {one:.4g} to the power {two:.4g}")
+            return result
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, values)
         case ast.UnaryOp(op=ast.Not(), operand=operand):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rankwise.sites.expression import _parse
+from rankwise.sites.expression import ExpressionError, _parse
 from rankwise.sites.factor import LayoutError
 
 _WEIGHT = re.compile(r"\s*(?P<name>[\w.]+)\s*:\s*(?P<axes>[\w\s()]+?)\s*(?:,(?P<rest>.*))?")
@@ -166,6 +166,7 @@ class Layout:
         keys: configuration keys that tell it where the configuration names no `model_type`.
         sizes: an expression over the configuration for each axis that the shapes alone do not tell.
         attention: its attention modules by name.
+        input_first: linear layers store their weights input first, the transpose of `nn.Linear`.
         origin: where the layout was written, for error messages.
     """
 
@@ -175,6 +176,7 @@ class Layout:
     keys: tuple[str, ...] = ()
     sizes: Mapping[str, Expression] = field(default_factory=dict)
     attention: Mapping[str, AttentionLayout] = field(default_factory=dict)
+    input_first: bool = False
     origin: str = "the built-in table"
 
 
@@ -212,25 +214,25 @@ def _extended(name: str, table: dict[str, Any], raw: Mapping[str, Any], origin: 
         # An empty string takes a line of the parent away.
         blocks[key] = {line: value for line, value in merged.items() if value not in ("", {})}
     result = {key: value for key, value in table.items() if key not in ("extends", "attention", "sizes")}
+    result.setdefault("input_first", parent.get("input_first", False))
     sizes = {axis: size for axis, size in {**parent.get("sizes", {}), **table.get("sizes", {})}.items() if size != ""}
     return {**result, "sizes": sizes, "attention": {key: block for key, block in blocks.items() if block}}
 
 
 def _layout(name: str, table: Mapping[str, Any], origin: str) -> Layout:
     where = f"{origin}: layout '{name}'"
-    _only(where, table, ("types", "classes", "keys", "sizes", "attention"))
+    _only(where, table, ("types", "classes", "keys", "sizes", "attention", "input_first"))
     if not table.get("attention"):
         raise LayoutError(f"{where} has no [{name}.attention.…] table")
     blocks = {key: _block(f"{where}, attention '{key}'", block) for key, block in table["attention"].items()}
     sizes = dict(table.get("sizes", {}))
-    for expression in [*sizes.values(), *(each for block in blocks.values() for each in block.sizes.values())]:
-        if isinstance(expression, str):
-            _parse(expression)
+    _readable(where, sizes.values())
     return Layout(
         name=name,
-        types=tuple(table.get("types", ())),
-        classes=tuple(table.get("classes", ())),
-        keys=tuple(table.get("keys", ())),
+        types=_strings(where, table, "types"),
+        classes=_strings(where, table, "classes"),
+        keys=_strings(where, table, "keys"),
+        input_first=bool(table.get("input_first", False)),
         sizes=sizes,
         attention=blocks,
         origin=origin,
@@ -243,19 +245,49 @@ def _block(where: str, block: Any) -> AttentionLayout:
     _only(where, block, tuple(each.name for each in fields(AttentionLayout)))
     values: dict[str, Any] = dict(block)
     try:
+        for key in ("at", "site", "unread", "rest", *_WEIGHTS):
+            if key in values and not isinstance(values[key], str):
+                raise LayoutError(f"the line '{key}' must be text in quotes, not {values[key]!r:.40}")
         for key in _WEIGHTS:
             if key in values:
                 values[key] = Weight.parse(values[key])
+                _readable(where, [*(values[key].rows or ()), *(values[key].part or ())])
+        for key in ("sizes", "rotary", "norm"):
+            if not isinstance(values.get(key, {}), dict):
+                raise LayoutError(f"the line '{key}' must be a table, as in {key} = {{ … }}, not {values[key]!r:.40}")
         if "rotary" in values:
             _only(where, values["rotary"], ("pairs", "rotated", "start"))
+            _readable(where, values["rotary"].values())
             values["rotary"] = Rotary(**values["rotary"])
         if "norm" in values:
             _only(where, values["norm"], ("kind", "eps", "offset", "over", "after_rotary", "when"))
+            _readable(where, [values["norm"].get(key) for key in ("eps", "offset", "when")])
             values["norm"] = Norm(**values["norm"])
     except LayoutError as error:
         raise LayoutError(f"{where}: {error}") from None
-    values["notes"] = tuple(values.get("notes", ()))
+    _readable(where, values.get("sizes", {}).values())
+    _readable(where, [values.get(key) for key in ("scale", "softcap", "rotary_scale", "value_scale", "when")])
+    values["notes"] = _strings(where, values, "notes")
     return AttentionLayout(**values)
+
+
+def _readable(where: str, expressions: Iterable[Any]) -> None:
+    """Say at once, and where, that an expression cannot be read; what it gives is known only with a configuration."""
+    for expression in expressions:
+        if isinstance(expression, str) and expression:
+            try:
+                _parse(expression)
+            except ExpressionError as error:
+                raise LayoutError(f"{where}: {error}") from None
+        elif expression is not None and not isinstance(expression, int | float | str):
+            raise LayoutError(f"{where}: {expression!r:.40} is neither a number nor an expression in quotes")
+
+
+def _strings(where: str, table: Mapping[str, Any], line: str) -> tuple[str, ...]:
+    given = table.get(line, ())
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise LayoutError(f'{where}: the line \'{line}\' must be a list of texts, as in {line} = ["one", "two"]')
+    return tuple(given)
 
 
 def _only(where: str, table: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
