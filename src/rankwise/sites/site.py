@@ -52,6 +52,8 @@ class AttentionFacts:
         rotary: rotary position embedding; the product is then a family over offsets, and the site's own is offset 0.
         norm, norm_eps, norm_offset: a normalization of queries and keys; the product's scale then means nothing.
         cross: keys and values come from another stream.
+        query_factors: how many of a QK site's factors stand on the query's side of the head.
+        model_type: the model type of the configuration that governs the module, or None.
     """
 
     module: str
@@ -63,11 +65,13 @@ class AttentionFacts:
     norm_eps: float = 0.0
     norm_offset: float = 0.0
     cross: bool = False
+    query_factors: int = 1
+    model_type: str | None = None
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A vector that multiplies a factor: `offset + parameter`, shaped by its pattern to broadcast against the factor."""
+    """A vector that multiplies a factor: `offset + parameter`, shaped by its pattern to broadcast against it."""
 
     factor: Factor
     offset: float = 0.0

@@ -80,7 +80,7 @@ class Sites:
         name: str | None = None,
         where: Callable[[Site], bool] | None = None,
     ) -> Sites:
-        """The sites of a kind (or several), in a layer (or several), of a stack, whose name fits a glob, that satisfy a test."""
+        """The sites of a kind or several, in a layer or several, of a stack, of names that fit a glob, that pass a test."""
         kinds = {kind} if isinstance(kind, str) else kind
         layers = {layer} if isinstance(layer, int) else layer
 
@@ -109,15 +109,16 @@ class Sites:
         layers = dict.fromkeys(site.layer for site in self)
         return {layer: self.select(where=lambda site, layer=layer: site.layer == layer) for layer in layers}
 
-    def certify(self, model: Any = None) -> Certificates:
+    def certify(self, model: Any = None, inputs: Mapping[str, Any] | None = None) -> Certificates:
         """Prove every attention site on the real module: by its logits and outputs, and by gauge moves.
 
         Arguments:
             model: the live module; the one that `find` was given by default.
+            inputs: keyword arguments of its forward; made up from its configuration by default.
         """
         from rankwise.sites.certify import certify
 
-        return certify(self, model if model is not None else self.source)
+        return certify(self, model if model is not None else self.source, inputs)
 
     def as_certified(self, certified: Mapping[str, Any]) -> Sites:
         """The sites with the certificates of the given names put in."""

@@ -1,0 +1,100 @@
+"""How a model calls its attention modules: their arguments, seen in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankwise.sites.certify.probe import probes
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module: its path, and copies of its arguments."""
+
+    path: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A nest of tuples, lists and dictionaries with every tensor in it changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(mapped(each, change) for each in value)
+    if type(value) is dict:
+        return {key: mapped(each, change) for key, each in value.items()}
+    return value
+
+
+def record(
+    model: nn.Module, paths: Collection[str], inputs: Mapping[str, Any] | None
+) -> tuple[dict[str, Call], list[str]]:
+    """The first call of each of the named modules and of all that contain them, and what went wrong on the way.
+
+    The model runs in eval mode without gradients; its modes are restored and every hook is removed, whatever happens.
+
+    Arguments:
+        model: the model to run.
+        paths: paths of modules inside it.
+        inputs: keyword arguments of the model's forward; made up from its configuration by default.
+    """
+    calls: dict[str, Call] = {}
+    wanted = {"", *paths}
+    for path in paths:
+        parts = path.split(".")
+        wanted |= {".".join(parts[:length]) for length in range(1, len(parts))}
+    problems: list[str] = []
+
+    def hook(path: str) -> Callable:
+        def keep(_: nn.Module, args: tuple, kwargs: dict) -> None:
+            if path not in calls:
+                args, kwargs = (mapped(each, lambda tensor: tensor.detach().clone()) for each in (args, dict(kwargs)))
+                calls[path] = Call(path, args, {key: _without_cache(each) for key, each in kwargs.items()})
+
+        return keep
+
+    modules = dict(model.named_modules(remove_duplicate=False))
+    with ExitStack() as hooks, evaluating(model), torch.no_grad():
+        for path in sorted(wanted & modules.keys()):
+            hooks.enter_context(modules[path].register_forward_pre_hook(hook(path), with_kwargs=True, prepend=True))
+        for path, given in probes(model, inputs):
+            if all(name in calls for name in paths if not path or name == path or name.startswith(f"{path}.")):
+                continue
+            try:
+                modules[path](**given)
+            except Exception as error:
+                problems.append(
+                    f"running {path or 'the model'} on made-up inputs raised {type(error).__name__}: {error}"
+                )
+    return calls, problems
+
+
+def nearest(calls: Mapping[str, Call], path: str) -> Call | None:
+    """The call of the module, or of the innermost module around it that was called."""
+    while path and path not in calls:
+        path = path.rpartition(".")[0]
+    return calls.get(path)
+
+
+@contextmanager
+def evaluating(model: nn.Module):
+    """Eval mode inside, every module's own mode again outside."""
+    training = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in training:
+            module.training = mode
+
+
+def _without_cache(value: Any) -> Any:
+    # A cache would grow with every replay, and the keys of earlier ones would come back.
+    return None if any("Cache" in kind.__name__ for kind in type(value).__mro__) else value

@@ -1,0 +1,189 @@
+"""The first proof: the site reproduces the logits that the real module hands to its softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from rankwise.sites.certify.axes import arrangements, as_samples, readings
+from rankwise.sites.certify.capture import Attention, visible
+from rankwise.sites.certify.certificates import Proof
+from rankwise.sites.certify.draws import Draw, Draws, Part
+from rankwise.sites.certify.rotary import turning_error
+from rankwise.sites.site import Site
+
+Reading = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One way to read a captured tensor: which attention call, and which of its axes is which."""
+
+    query: Reading
+    key: Reading
+    call: int
+    way: int
+
+    def target(self, attentions: Sequence[Attention], heads: int, tensor: str = "logits") -> Tensor:
+        captured = getattr(attentions[self.call], tensor)
+        ways = arrangements(captured, self.query[0], heads, self.query[1], self.key[1])
+        return next(way for index, way in enumerate(ways) if index == self.way)
+
+    def part(self, site: Site, draws: Draws, streams: Mapping[str, Tensor]) -> Part:
+        q = as_samples(draws.predicted(site, "q", streams), *self.query[2:])
+        return Part(site, q, as_samples(draws.predicted(site, "k", streams), *self.key[2:]))
+
+
+def readers(
+    attentions: Sequence[Attention], heads: int, query_lead: tuple[int, ...], key_lead: tuple[int, ...]
+) -> Iterator[Reader]:
+    """Every way to read the captured calls that their sizes allow."""
+    for call, attention in enumerate(attentions):
+        for query in readings(query_lead):
+            for key in readings(key_lead):
+                if query[0] != key[0] and min(query[0], key[0]) != 1:
+                    continue
+                ways = arrangements(attention.logits, query[0], heads, query[1], key[1])
+                yield from (Reader(query, key, call, way) for way, _ in enumerate(ways))
+
+
+def prove_logits(sites: Sequence[Site], draws: Draws, tolerance: float, factors: Sequence[float]) -> Proof:
+    """Compare the captured logits with the sum of what the sites predict.
+
+    Arguments:
+        sites: the QK site of one module, and its decoupled rotary part where there is one.
+        draws: replays of the module.
+        tolerance: the largest error that passes, relative to the largest logit.
+        factors: what a rotary embedding may multiply the logits by, besides 1.
+    """
+    first = draws.take(1)[0].run.attentions
+    if not first:
+        return Proof.absent("no softmax and no fused attention was seen inside the module")
+    heads = max(site.heads for site in sites)
+    found = list(readers(first, heads, draws.lead(sites[0], "q"), draws.lead(sites[0], "k")))
+    if not found:
+        shapes = ", ".join(str(tuple(each.logits.shape)) for each in first[:4])
+        lead = f"{draws.lead(sites[0], 'q')} by {draws.lead(sites[0], 'k')}"
+        return Proof.absent(f"logits of shape {shapes} do not match {heads} heads over tokens {lead}")
+    outcomes = []
+    for reader in found:
+        proof = _compare(reader, sites, draws, heads, tolerance, factors)
+        if proof.status == "passed":
+            return proof
+        outcomes.append(proof)
+    return min(outcomes, key=lambda proof: proof.error if proof.error is not None else float("inf"))
+
+
+def _compare(
+    reader: Reader, sites: Sequence[Site], draws: Draws, heads: int, tolerance: float, factors: Sequence[float]
+) -> Proof:
+    pairs = sum(_pairs(site) for site in sites)
+    samples = reader.query[0]
+    taken = draws.take(max(2, ceil(8 / samples), ceil((4 * pairs + 16) / (samples * heads)) if pairs else 0))
+    target = torch.cat([reader.target(draw.run.attentions, heads) for draw in taken])
+    seen = visible(target).all(0)
+    if not seen.any():
+        return Proof.absent("every logit is masked")
+    target = target.where(seen, 0.0)
+    softcap = sites[0].attention.softcap if sites[0].attention is not None else None
+    if softcap is not None:
+        if float(target.abs().max()) >= softcap:
+            return Proof("failed", detail=f"a logit lies beyond the cap {softcap}")
+        target = softcap * torch.atanh(target / softcap)
+    parts = _parts(reader, sites, draws, taken)
+    largest = float(target.abs().max())
+    if not largest:
+        return Proof.absent("every logit is zero")
+    still = sum(part.still() for part in parts)
+    if pairs:
+        return turning_error(target - still, parts, seen, largest, tolerance, factors)
+    error = (target - still).where(seen, 0.0)
+    if taken[0].run.attentions[reader.call].shifted:
+        # What was taken off is one number for each row, which the softmax does not feel.
+        error = (error - _mean(error, seen, -1)).where(seen, 0.0)
+        return Proof.of(float(error.abs().max()) / largest, tolerance, "up to one number for each row")
+    exact = Proof.of(float(error.abs().max()) / largest, tolerance)
+    if exact.status == "passed":
+        return exact
+    # Masks and position biases are the same for every sample.
+    centred = float((error - error.mean(0)).abs().max()) / float((target - target.mean(0)).abs().max())
+    proof = Proof.of(centred, tolerance, "beside terms of the positions alone")
+    if proof.status == "passed" or softcap is not None:
+        return proof
+    return _second_difference(reader, sites, draws, heads, tolerance) or exact
+
+
+def _parts(reader: Reader, sites: Sequence[Site], draws: Draws, taken: Sequence[Draw]) -> list[Part]:
+    parts = []
+    for site in sites:
+        each = [reader.part(site, draws, draw.streams) for draw in taken]
+        parts.append(Part(site, torch.cat([part.query for part in each]), torch.cat([part.key for part in each])))
+    return parts
+
+
+def _second_difference(
+    reader: Reader, sites: Sequence[Site], draws: Draws, heads: int, tolerance: float
+) -> Proof | None:
+    """`l(x_i, x_j) - l(0, x_j) - l(x_i, 0) + l(0, 0)`: free of terms of one token and its offset, and of biases.
+
+    It is admitted only where the module itself has such terms (seen without the site: a zero query's logits then depend on
+    where the query stands), because it could not see a wrong bias. None where it has none.
+    """
+    query_key, key_key = (draws.replay.key(sites[0], side) for side in "qk")
+    query_at, key_at = _halves(reader, shared=query_key == key_key)
+    logits, still = [], []
+    streams = draws.streams()
+    for no_query, no_key in ((False, False), (True, False), (False, True), (True, True)):
+        changed = dict(streams)
+        if no_query:
+            changed[query_key] = _emptied(changed[query_key], reader.query, query_at)
+        if no_key:
+            changed[key_key] = _emptied(changed[key_key], reader.key, key_at)
+        run = draws.replay.run(changed)
+        logits.append(reader.target(run.attentions, heads)[:, :, query_at][..., key_at])
+        predicted = [reader.part(site, draws, changed).still()[:, :, query_at][..., key_at] for site in sites]
+        still.append(sum(predicted))
+    seen = visible(torch.stack(logits)).all(0).all(0)
+    if not seen.any():
+        return None
+    logits = [each.where(seen, 0.0) for each in logits]
+    largest = float((logits[0] - logits[3]).abs().max())
+    one_sided = [logits[1] - logits[3], (logits[2] - logits[3]).mT]
+    moves = max(
+        float((each - _mean(each, mask, -2)).where(mask, 0.0).abs().max())
+        for each, mask in zip(one_sided, (seen, seen.mT), strict=True)
+    )
+    if moves <= 10 * tolerance * largest:
+        return None
+    real = logits[0] - logits[1] - logits[2] + logits[3]
+    ours = still[0] - still[1] - still[2] + still[3]
+    error = float((real - ours).where(seen, 0.0).abs().max()) / float(real.abs().max())
+    return Proof.of(error, tolerance, "beside terms of one token and its offset; biases are not seen")
+
+
+def _halves(reader: Reader, *, shared: bool) -> tuple[Tensor, Tensor]:
+    """The query and the key positions that are emptied: all of them, or every other one where both read one stream."""
+    if not shared:
+        return torch.arange(reader.query[1]), torch.arange(reader.key[1])
+    return torch.arange(1, reader.query[1], 2), torch.arange(0, reader.key[1], 2)
+
+
+def _emptied(stream: Tensor, reading: Reading, positions: Tensor) -> Tensor:
+    samples, count, shape, order = reading
+    kept = torch.ones(samples, count)
+    kept[:, positions] = 0
+    kept = kept if order == (0, 1) else kept.T
+    return stream * kept.reshape(*stream.shape[:-1], 1).to(stream)
+
+
+def _mean(values: Tensor, seen: Tensor, dim: int) -> Tensor:
+    return values.where(seen, 0.0).sum(dim, keepdim=True) / seen.sum(dim, keepdim=True).clamp_min(1)
+
+
+def _pairs(site: Site) -> int:
+    rotary = site.attention.rotary if site.attention is not None else None
+    return rotary.rotated // 2 if rotary is not None else 0

@@ -1,0 +1,61 @@
+"""The proof of an OV site: with the module's own attention pattern, it reproduces the module's output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rankwise.sites.certify.axes import as_samples
+from rankwise.sites.certify.certificates import Proof
+from rankwise.sites.certify.draws import Draw, Draws
+from rankwise.sites.certify.logits import Reader, readers
+from rankwise.sites.certify.prediction import flat_heads
+from rankwise.sites.site import Site
+
+
+def prove_output(site: Site, draws: Draws, tolerance: float) -> Proof:
+    """Compare `sum_h A_h [x, 1] P_h^T` and the output's bias with what the output projection gave.
+
+    Arguments:
+        site: the OV site.
+        draws: replays of its module.
+        tolerance: the largest error that passes, relative to the largest output.
+    """
+    draw = draws.take(1)[0]
+    if not draw.run.attentions:
+        return Proof.absent("no softmax and no fused attention was seen inside the module")
+    real = draw.run.outputs.get(draws.replay.key(site, "o"), draw.run.result)
+    lead = tuple(real.shape[:-1])
+    best: Proof | None = None
+    for reader in readers(draw.run.attentions, site.heads, lead, draws.lead(site, "v")):
+        error = max(_error(site, draws, each, reader) for each in draws.take(2))
+        proof = Proof.of(error, tolerance)
+        if proof.status == "passed":
+            return proof
+        best = proof if best is None or error < (best.error or 0.0) else best
+    shapes = ", ".join(str(tuple(each.logits.shape)) for each in draw.run.attentions[:4])
+    return best or Proof.absent(
+        f"attention of shape {shapes} does not match {site.heads} heads and an output of {lead}"
+    )
+
+
+def _error(site: Site, draws: Draws, draw: Draw, reader: Reader) -> float:
+    source = draws.replay.source
+    values = as_samples(draws.predicted(site, "v", draw.streams), *reader.key[2:])
+    pattern = reader.target(draw.run.attentions, site.heads, "pattern")
+    first = site.factors[0]
+    out = flat_heads(first.view(source[first.parameter]), site)
+    mixed = torch.einsum("bhij,bhjr,hdr->bid", pattern, values, out) * site.scaling
+    if (bias := _bias(site, source)) is not None:
+        mixed = mixed + bias
+    real = draw.run.outputs.get(draws.replay.key(site, "o"), draw.run.result)
+    real = as_samples(real.reshape(1, -1, real.shape[-1]), *reader.query[2:])[:, 0]
+    if real.shape != mixed.shape:
+        return float("inf")
+    return float((mixed - real).abs().max() / real.abs().max().clamp_min(1e-30))
+
+
+def _bias(site: Site, source: dict[str, Tensor]) -> Tensor | None:
+    """The bias of the output projection, which is added once after all heads."""
+    parameter = site.factors[0].parameter
+    return source.get(f"{parameter.removesuffix('weight')}bias") if parameter.endswith("weight") else None

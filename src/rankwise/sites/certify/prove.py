@@ -1,0 +1,113 @@
+"""Put every attention site of a live model to the proof, one module at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankwise.errors import UserError
+from rankwise.sites.certify.calls import Call, nearest, record
+from rankwise.sites.certify.certificates import Certificate, Certificates, Proof
+from rankwise.sites.certify.draws import Draws
+from rankwise.sites.certify.gauge import prove_gauge
+from rankwise.sites.certify.logits import prove_logits
+from rankwise.sites.certify.output import prove_output
+from rankwise.sites.certify.replay import Replay, ReplayError
+from rankwise.sites.site import Site
+from rankwise.sites.sites import Sites
+
+# In float64 what limits the comparison is what libraries compute in float32 all the same: norms, softmax, rotary tables.
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
+
+
+def certify(sites: Sites, model: Any, inputs: Mapping[str, Any] | None = None) -> Certificates:
+    """Prove every attention site on the real module: by its logits and outputs, and by gauge moves.
+
+    The model itself runs once, in eval mode and without gradients, to see how it calls its attention; the proofs run on
+    copies of single modules in float64, or in float32 where a module does not run in float64.
+
+    Arguments:
+        sites: what `find` found in the model.
+        model: the live module.
+        inputs: keyword arguments of its forward; made up from its configuration by default.
+    """
+    if not isinstance(model, nn.Module):
+        given = type(model).__name__
+        raise UserError(f"certify runs the model, so it needs the live module, not a {given}: pass certify(model)")
+    modules: dict[str, list[Site]] = {}
+    for site in sites:
+        if site.attention is not None:
+            modules.setdefault(site.attention.module, []).append(site)
+    calls, problems = record(model, tuple(modules), inputs)
+    factors = sorted({f for module in model.modules() for f in _attention_factors(module)})
+    certificates: dict[str, Certificate] = {}
+    for path, members in modules.items():
+        call = nearest(calls, path)
+        if call is None or (call.path == "" and path != "" and inputs is None and problems):
+            reason = "; ".join(["the module was never called", *problems[:2]])
+            certificates |= {site.name: _without(site, reason) for site in members}
+        else:
+            certificates |= prove_module(model, call, members, factors)
+    return Certificates(sites, {site.name: certificates[site.name] for site in sites if site.name in certificates})
+
+
+def prove_module(
+    model: nn.Module, call: Call, sites: Sequence[Site], factors: Sequence[float] = ()
+) -> dict[str, Certificate]:
+    """The certificates of the sites of one attention module, in float64 where that runs and in float32 where not."""
+    reason = ""
+    for dtype, tolerance in TOLERANCE.items():
+        try:
+            replay = Replay(model.get_submodule(call.path), call, dtype=dtype, sites=sites)
+            return _prove(replay, sites, tolerance, factors)
+        except ReplayError as error:
+            reason = reason or f"the module does not run on its own: {error}"
+    return {site.name: _without(site, " ".join(reason.split())[:300]) for site in sites}
+
+
+def _prove(replay: Replay, sites: Sequence[Site], tolerance: float, factors: Sequence[float]) -> dict[str, Certificate]:
+    shapes = replay.run().inputs
+    certificates = {}
+    for group in _groups(sites):
+        missing = [key for site in group for side in _sides(site) if (key := replay.key(site, side)) not in shapes]
+        if missing:
+            reason = f"the module does not call '{missing[0]}'"
+            certificates |= {site.name: _without(site, reason) for site in group}
+            continue
+        used = {replay.key(site, side) for site in sites for side in _sides(site)}
+        draws = Draws(replay, {key: like for key, like in shapes.items() if key in used})
+        queries = [site for site in group if site.kind == "qk"]
+        if queries:
+            draws.fit_size(queries)
+        value = (
+            prove_logits(queries, draws, tolerance, factors) if queries else prove_output(group[0], draws, tolerance)
+        )
+        for site in group:
+            gauge = prove_gauge(site, sites, draws, tolerance)
+            certificates[site.name] = Certificate(site=site.name, value=value, gauge=gauge)
+    return certificates
+
+
+def _groups(sites: Sequence[Site]) -> list[list[Site]]:
+    """Sites whose products add up in one logit stand together: a QK product and its decoupled rotary part."""
+    groups: dict[str, list[Site]] = {}
+    for site in sites:
+        groups.setdefault(site.name.replace(".rotary.qk", ".qk"), []).append(site)
+    return list(groups.values())
+
+
+def _sides(site: Site) -> str:
+    return "qk" if site.kind == "qk" else "v"
+
+
+def _without(site: Site, reason: str) -> Certificate:
+    return Certificate(site=site.name, value=Proof.absent(reason), gauge=Proof.absent(reason))
+
+
+def _attention_factors(module: nn.Module) -> tuple[float, ...]:
+    """What a rotary embedding multiplies cosines and sines by (once for queries and once for keys)."""
+    scaling = getattr(module, "attention_scaling", None)
+    return (float(scaling) ** 2,) if isinstance(scaling, int | float) and scaling != 1 else ()

@@ -1,0 +1,143 @@
+"""Call one attention module again and again, with inputs of our choice at its projections."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankwise.sites.certify.calls import Call, mapped
+from rankwise.sites.certify.capture import Attention, Capture
+from rankwise.sites.site import Site
+
+_ARGUMENTS = {"q": ("query", 0), "k": ("key", 1), "v": ("value", 2)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One replay: its attention calls, what each projection was given, what they and the module gave."""
+
+    attentions: list[Attention]
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    result: Tensor
+
+
+class ReplayError(Exception):
+    """The module raised when it was called on its own."""
+
+
+class Replay:
+    """A copy of one module in another precision, that runs on its recorded arguments.
+
+    The copy is what makes this safe on a live model: nothing of the model is ever changed.
+
+    Arguments:
+        module: the module to copy.
+        call: the arguments it was called with.
+        dtype: the precision of the copy.
+        sites: the sites of the module; the inputs of their projections are what can be replaced.
+    """
+
+    def __init__(self, module: nn.Module, call: Call, *, dtype: torch.dtype, sites: Sequence[Site]) -> None:
+        self.path, self.dtype = call.path, dtype
+        self.module = copy.deepcopy(module).eval().to(dtype).requires_grad_(False)
+        self._args, self._kwargs = (mapped(each, self._cast) for each in (call.args, dict(call.kwargs)))
+        self._own = {role for site in sites for role in "qkvo" if role in _roles(site) and not self._owner(site, role)}
+        self._paths = {self._owner(site, role) for site in sites for role in _roles(site)} - {""}
+        named = self.module.named_parameters(remove_duplicate=False)
+        # The names that the sites use, over the copy's tensors.
+        self.source = {f"{self.path}.{name}" if self.path else name: parameter.data for name, parameter in named}
+
+    def key(self, site: Site, role: str) -> str:
+        """What a stream is called in `run`: the path inside the module of the projection that reads it, or a role (`q`,
+        `k`, `v`) for an argument of the module itself, where the weights lie on it directly."""
+        return self._owner(site, role) or (role if self._named_arguments else "q")
+
+    @property
+    def _named_arguments(self) -> bool:
+        return "key" in inspect.signature(self.module.forward).parameters
+
+    def _owner(self, site: Site, role: str) -> str:
+        factor = site.factors[0 if role in "qo" else -1]
+        owner = factor.parameter.rpartition(".")[0]
+        return owner[len(self.path) + 1 :] if self.path else owner
+
+    def run(self, streams: Mapping[str, Tensor] | None = None) -> Run:
+        """Run once; `streams` replaces the inputs of the given keys, a projection's in its first call only."""
+        streams = streams or {}
+        inputs: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
+        args, kwargs = self._arguments(streams, inputs)
+        with ExitStack() as stack, torch.no_grad():
+            for path in sorted(self._paths):
+                module = self.module.get_submodule(path)
+                before, after = _hooks(path, streams, inputs, outputs)
+                stack.enter_context(module.register_forward_pre_hook(before))
+                stack.enter_context(module.register_forward_hook(after))
+            stack.enter_context(_plain_attention(self.module))
+            capture = stack.enter_context(Capture())
+            try:
+                result = _first(self.module(*args, **kwargs))
+            except Exception as error:
+                raise ReplayError(f"{type(error).__name__}: {error}") from error
+        return Run(capture.attentions, inputs, outputs, result)
+
+    def _arguments(self, streams: Mapping[str, Tensor], inputs: dict[str, Tensor]) -> tuple[tuple, dict[str, Any]]:
+        args, kwargs = list(mapped(self._args, torch.clone)), mapped(self._kwargs, torch.clone)
+        for role in sorted(self._own - {"o"}):
+            name, position = _ARGUMENTS[role] if self._named_arguments else ("hidden_states", 0)
+            place: Any = kwargs if name in kwargs else args
+            at = name if name in kwargs else position
+            key = role if self._named_arguments else "q"
+            place[at] = streams.get(key, place[at])
+            inputs[key] = place[at]
+        return tuple(args), kwargs
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def _roles(site: Site) -> str:
+    return "qk" if site.kind == "qk" else "vo"
+
+
+def _hooks(path: str, streams: Mapping[str, Tensor], inputs: dict[str, Tensor], outputs: dict[str, Tensor]):
+    def before(_: nn.Module, args: tuple) -> tuple | None:
+        if path in inputs or not args:
+            return None  # later calls of the same projection read something else, such as positions
+        inputs[path] = streams.get(path, args[0])
+        return (inputs[path], *args[1:])
+
+    def after(_: nn.Module, __: tuple, output: Any) -> None:
+        outputs.setdefault(path, _first(output).detach())
+
+    return before, after
+
+
+def _first(value: Any) -> Tensor:
+    while not isinstance(value, Tensor):
+        value = next(each for each in (value.values() if isinstance(value, Mapping) else value) if each is not None)
+    return value
+
+
+class _plain_attention:  # noqa: N801 - used as a function
+    """Have the copy compute attention in torch's own functions, where it would call a kernel that cannot be seen."""
+
+    def __init__(self, module: nn.Module) -> None:
+        configs = {id(each.config): each.config for each in module.modules() if hasattr(each, "config")}
+        self._configs = [each for each in configs.values() if hasattr(each, "_attn_implementation")]
+
+    def __enter__(self) -> None:
+        for config in self._configs:
+            if config._attn_implementation not in (None, "eager", "sdpa"):
+                config._attn_implementation = "eager"  # the configuration was copied with the module
+
+    def __exit__(self, *_: object) -> None:
+        return None

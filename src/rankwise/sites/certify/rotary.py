@@ -1,0 +1,83 @@
+"""Logits under rotary position embedding, without knowing the angles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rankwise.sites.certify.certificates import Proof
+from rankwise.sites.certify.draws import Part
+
+_MOST_PLACES = 16
+# Angles below this do not show that anything turned.
+_TURNED = 1e-3
+
+
+def turning_error(
+    target: Tensor, parts: Sequence[Part], seen: Tensor, largest: float, tolerance: float, factors: Sequence[float]
+) -> Proof:
+    """Fit one rotation for each pair at each pair of positions, and see what is left.
+
+    At fixed positions the logit is `sum_p a_p (q_p . k_p) + b_p (q_p x k_p)`, where `a_p = f cos`, `b_p = f sin` of an
+    angle that all samples and heads share. Least squares over samples and heads leave nothing exactly when the pairs are the
+    right ones; then `a^2 + b^2 = f^2` everywhere, and where both positions are the same, `a = f` and `b = 0`: the logit is
+    the product at offset 0.
+
+    Arguments:
+        target: the logits less those of the dimensions that stand still, `[samples, heads, queries, keys]`.
+        parts: queries and keys.
+        seen: where no mask hides the logits.
+        largest: the largest logit.
+        tolerance: the largest relative error that passes.
+        factors: the values that `f` may have besides 1, such as YaRN's.
+    """
+    square = target.shape[-1] == target.shape[-2]
+    places = _places(seen.all(0), square=square)
+    if not places:
+        return Proof.absent("no pair of positions is visible to all heads")
+    worst = radius_error = diagonal_error = 0.0
+    turned = False
+    radii: list[Tensor] = []
+    for i, j in places:
+        dot, cross = (
+            torch.cat(each, -1) for each in zip(*(part.turning(i, j) for part in parts if part.pairs), strict=True)
+        )
+        design = torch.cat([dot, cross], -1).flatten(0, 1)
+        wanted = target[..., i, j].reshape(-1, 1)
+        if len(design) < 2 * design.shape[-1]:
+            return Proof.absent(f"{len(design)} samples are too few to fit {design.shape[-1]} rotary coefficients")
+        solution = torch.linalg.lstsq(design, wanted).solution
+        worst = max(worst, float((design @ solution - wanted).abs().max()) / largest)
+        a, b = solution[:, 0].chunk(2)
+        radii.append((a.square() + b.square()).sqrt())
+        if square and i == j:
+            diagonal_error = max(diagonal_error, float(b.abs().max()))
+        turned = turned or bool((b.abs() > _TURNED).any())
+    if worst > tolerance:
+        return Proof("failed", worst, tolerance, "no rotation of these pairs gives the logits")
+    radius = torch.stack(radii)
+    factor = min((1.0, *factors), key=lambda each: abs(each - float(radius.mean())))
+    radius_error = float((radius - factor).abs().max())
+    if max(radius_error, diagonal_error) > 10 * tolerance:
+        detail = (
+            f"the rotation's size is {float(radius.min()):.6g} to {float(radius.max()):.6g} and should be {factor:.6g}"
+        )
+        return Proof("failed", max(worst, radius_error, diagonal_error), tolerance, detail)
+    if not turned:
+        return Proof(
+            "failed", worst, tolerance, "the logits do not turn with the position: there is no rotary embedding here"
+        )
+    detail = "rotary" if factor == 1.0 else f"rotary, times its attention factor {factor:.6g}"
+    return Proof.of(worst, tolerance, detail)
+
+
+def _places(seen: Tensor, *, square: bool) -> list[tuple[int, int]]:
+    """Up to `_MOST_PLACES` visible pairs of positions, some of them equal, spread over all distances."""
+    every = [(int(i), int(j)) for i, j in seen.nonzero().tolist()]
+    same = [place for place in every if square and place[0] == place[1]]
+    apart = [place for place in every if place not in set(same)]
+    count = _MOST_PLACES - min(len(same), 3)
+    step = max(1, len(apart) // count)
+    return same[-3:] + apart[::step][:count]

@@ -1,0 +1,224 @@
+"""Small random models of transformers' types, whose sizes all differ: equal sizes hide transposes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankwise.errors import UserError, require
+
+HEADS, GROUPS, HEAD_SIZE, LAYERS, WORDS = 6, 2, 8, 2, 99
+_MOST_PARAMETERS = 30_000_000
+
+# The first pattern that fits a key gives its value; keys that none fits keep their default.
+_NAMES: tuple[tuple[str, str], ...] = (
+    (
+        r"(hidden_size|d_model|n_embd|emb_dim|embed_dim|n_embed|hidden_dim|dim|width|embedding_size|(encoder|decoder)_embed_dim)",
+        "width",
+    ),
+    (r"(text_|vision_|audio_)?(encoder_|decoder_)?(hidden_size|embed_dim)", "width"),
+    (r"(vision|encoder|cross_attention|mm|language|text|audio|qformer)_hidden_size", "width"),
+    (r"(output_dim|out_hidden_size|hidden_sizes_out)", "width"),
+    (r"(num_|n_)?(encoder_|decoder_)?(self_|cross_)?(attention_|attn_)?heads?", "heads"),
+    (r"(num_attention_heads|n_head|num_attn_heads|attention_heads)", "heads"),
+    (
+        r"(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num|(encoder|decoder)_num_key_value_heads)",
+        "groups",
+    ),
+    (r"(head_dim|d_kv|attention_head_size|head_size|attention_head_dim|kv_channels|d_head)", "head_size"),
+    (
+        r"((encoder_|decoder_|moe_|shared_expert_|dense_)?(intermediate_size|ffn_dim|ffn_size|mlp_dim)|d_ff|n_inner|d_inner|intermediate_dim)",
+        "inner",
+    ),
+    (r"(moe_shared_expert_intermediate_size|shared_intermediate_size)", "inner"),
+    (r"(num_|n_)?(encoder_|decoder_|hidden_|text_|transformer_)?(layers?|blocks)|depth|num_hidden_layers", "layers"),
+    (r"(vocab_size|text_vocab_size|n_vocab)", "words"),
+    (r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts|n_experts)", "experts"),
+    (r"(num_experts_per_tok|num_experts_per_token|moe_k|moe_topk|top_k_experts)", "chosen"),
+    (r"(n_group|topk_group|num_expert_group|moe_num_shared_experts|n_shared_experts)", "one"),
+    (r"q_lora_rank", "query_rank"),
+    (r"kv_lora_rank", "key_rank"),
+    (r"qk_nope_head_dim", "still"),
+    (r"qk_rope_head_dim", "turning"),
+    (r"v_head_dim", "value_size"),
+    (r"image_size", "image"),
+    (r"(first_k_dense_replace|mtp_num_layers|num_nextn_predict_layers)", "zero"),
+)
+_PATTERNS = [(re.compile(pattern), name) for pattern, name in _NAMES]
+
+
+class TinyError(UserError):
+    """A model type does not build small: the text says what its code answered."""
+
+
+def _sizes(head_size: int, *, separate: bool, heads: int = HEADS, groups: int = GROUPS) -> dict[str, int]:
+    """Sizes for the names above; with `separate` the width is not heads times head size."""
+    width = heads * (head_size - 1) if separate else heads * head_size
+    return {
+        **{
+            "width": width,
+            "heads": heads,
+            "groups": groups,
+            "head_size": head_size,
+            "inner": width + 4,
+            "layers": LAYERS,
+        },
+        **{
+            "words": WORDS,
+            "experts": 4,
+            "chosen": 2,
+            "one": 1,
+            "query_rank": 14,
+            "key_rank": 18,
+            "still": 8,
+            "turning": 4,
+        },
+        **{"value_size": 10, "image": 32, "zero": 0},
+    }
+
+
+def attempts() -> Iterator[tuple[str, dict[str, int]]]:
+    """Ways to make a configuration small, the most telling first: later ones for types that accept no earlier."""
+    yield "a width that is not heads times head size", _sizes(HEAD_SIZE, separate=True)
+    yield "grouped keys", _sizes(HEAD_SIZE, separate=False)
+    yield "a head size of 12", _sizes(12, separate=False)
+    yield "as many keys as heads", _sizes(HEAD_SIZE, separate=False, groups=HEADS)
+    yield "a head size of 16", _sizes(16, separate=False, groups=HEADS)
+    yield "four heads of 16", _sizes(16, separate=False, heads=4, groups=2)
+    yield "four heads of 32", _sizes(32, separate=False, heads=4, groups=4)
+    yield "its own sizes, with few layers", {"layers": LAYERS, "image": 64}
+    yield "its own sizes", {}
+
+
+def model_types() -> list[str]:
+    """Every model type that the installed transformers can build from a configuration alone."""
+    transformers = require("transformers", extra="hf")
+    return sorted(transformers.CONFIG_MAPPING.keys())
+
+
+def tiny_models(
+    model_type: str, changes: Mapping[str, Any] | None = None, *, seed: int = 0
+) -> Iterator[tuple[str, nn.Module]]:
+    """Small float64 models of a type with every parameter random, one for each way to make it small that builds.
+
+    Arguments:
+        model_type: a model type of transformers.
+        changes: configuration keys to set beside the sizes.
+        seed: of the random parameters.
+    """
+    transformers = require("transformers", extra="hf")
+    transformers.logging.set_verbosity_error()
+    reasons: list[str] = []
+    built = False
+    for label, sizes in attempts():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                config = tiny_config(model_type, sizes, changes or {})
+                with torch.device("meta"):
+                    count = sum(p.numel() for p in transformers.AutoModel.from_config(config).parameters())
+                if count > _MOST_PARAMETERS:
+                    reasons.append(f"{count} parameters are too many")
+                    continue
+                model = transformers.AutoModel.from_config(config)
+        except Exception as error:
+            reasons.append(f"{type(error).__name__}: {' '.join(str(error).split())}"[:200])
+            continue
+        built = True
+        yield label, randomized(model, seed)
+    if not built:
+        raise TinyError(f"'{model_type}' does not build small: {reasons[0]}")
+
+
+def tiny_config(model_type: str, sizes: Mapping[str, int], changes: Mapping[str, Any]) -> Any:
+    """A configuration of a type with its sizes made small, nested ones too, and without dropout."""
+    transformers = require("transformers", extra="hf")
+    kind = transformers.CONFIG_MAPPING[model_type]
+    return kind(**_small(kind(), sizes, changes))
+
+
+def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Draw every parameter at random, in float64: gains, biases and sinks too, since zeros and ones hide what is dropped."""
+    generator = torch.Generator().manual_seed(seed)
+    model = model.to(torch.float64).eval()
+    for parameter in model.parameters():
+        if not parameter.is_floating_point():
+            continue
+        size = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
+        values = size * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.copy_(values)
+    return model
+
+
+def _small(config: Any, sizes: Mapping[str, int], changes: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    sizes = _latent(config, sizes)
+    types = getattr(config, "layer_types", None)
+    kinds = list(dict.fromkeys(types)) if types else []
+    layers = max(LAYERS, len(kinds))
+    accepted = set(inspect.signature(type(config).__init__).parameters)
+    for key in vars(config) | config.to_dict():
+        value = getattr(config, key, None)
+        if key.startswith("_") or key in ("model_type", "transformers_version"):
+            continue
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            values[key] = {**_small(value, sizes, changes), "model_type": value.model_type}
+            continue
+        small = _value(key, value, sizes)
+        if small is not None:
+            values[key] = layers if small == LAYERS and kinds and key in ("num_hidden_layers", "n_layer") else small
+        elif "dropout" in key or key.endswith(("_drop", "pdrop", "drop_rate", "drop_path_rate", "layerdrop")):
+            values[key] = 0.0 if isinstance(value, float) else value
+    if kinds and "layers" in sizes:
+        values["layer_types"] = (kinds + [kinds[-1]] * layers)[:layers]
+    if "vocab_size" in values:
+        _small_tokens(config, values)
+    values |= {key: value for key, value in changes.items() if hasattr(config, key) or key in accepted}
+    return values
+
+
+def _latent(config: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Latent attention has a key for each head, and calls the part of a head that turns its head size."""
+    if getattr(config, "qk_rope_head_dim", None) is None or "heads" not in sizes:
+        return sizes
+    head_size = sizes["turning"]
+    if getattr(config, "head_dim", None) != config.qk_rope_head_dim:
+        head_size += sizes["still"]
+    return {**sizes, "groups": sizes["heads"], "head_size": head_size}
+
+
+def _value(key: str, value: Any, sizes: Mapping[str, int]) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | None):
+        return None
+    name = next((name for pattern, name in _PATTERNS if pattern.fullmatch(key)), None)
+    if name is None or name not in sizes:
+        return None
+    if value is None and name not in ("head_size", "groups"):
+        return None
+    return sizes[name]
+
+
+def _small_tokens(config: Any, values: dict[str, Any]) -> None:
+    """Special tokens must lie inside the small vocabulary, each its own."""
+    words = values["vocab_size"]
+    fresh = iter(range(words - 1, 0, -1))
+    for key in config.to_dict():
+        value = getattr(config, key, None)
+        if (
+            re.search(r"(token|_id|index)", key)
+            and isinstance(value, int)
+            and not isinstance(value, bool)
+            and value >= words
+        ):
+            values[key] = next(fresh)
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters by name, tied ones under each of their names."""
+    return dict(model.named_parameters(remove_duplicate=False))
