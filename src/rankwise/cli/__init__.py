@@ -33,6 +33,8 @@ class Command:
 
 COMMANDS = (
     Command("scan", "rankwise.cli.scan:scan", "Read every weight product of a checkpoint."),
+    Command("diff", "rankwise.cli.diff:diff", "Compare two checkpoints, product by product."),
+    Command("extract-lora", "rankwise.cli.extract:extract_lora", "Write a fine-tune as a PEFT adapter."),
     Command("bench", "rankwise.cli.bench:bench", "Measure the speed and the errors of spectra on this machine."),
     Command("doctor", "rankwise.cli.doctor:doctor", "Say what is installed here and what it enables."),
 )

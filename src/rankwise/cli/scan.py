@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json as _json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from rankwise.scan.scan import Progress, Scan
+    from rankwise.scan.scan import Scan
 
 
 def scan(
@@ -108,9 +106,11 @@ def scan(
 
 
 def _run(opened: Scan, *, resume: bool, quiet: bool) -> dict[str, Any]:
-    with _progress(quiet) as progress:
+    from rankwise.cli.progress import progress
+
+    with progress(quiet=quiet) as bar:
         try:
-            return opened.run(progress=progress, resume=resume, journal=True)
+            return opened.run(progress=bar, resume=resume, journal=True)
         except KeyboardInterrupt:
             done = len(opened.record["sites"])
             where = f"stopped after {done} of {len(opened.sites)} sites; what was found is kept"
@@ -126,29 +126,3 @@ def _show(record: dict[str, Any], rows: int) -> None:
     console = Console(soft_wrap=False)
     console.print(scan_table(record, rows=rows))
     console.print(summary(record))
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
-    """A bar of bytes read with the site at hand and the time left, on stderr, only where someone is looking."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    from rankwise.text import printable
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("opening", total=None)
-        yield lambda site, read, total: bar.update(
-            task, description=printable(site.name, limit=40), completed=read, total=total
-        )

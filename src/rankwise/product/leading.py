@@ -46,21 +46,21 @@ def leading_value(product: Product, *, tolerance: float = 1e-3, seed: int = 0) -
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(columns, block, generator=generator, dtype=_working(product)).to(product.device)
     basis = torch.linalg.qr(start.expand(*product.batch_shape, columns, block))[0]
-    image = _times(product.factors, basis)
+    image = times(product.factors, basis)
     finite = image.isfinite().all(-1).all(-1)
     image = torch.where(finite[..., None, None], image, 0.0)
     value = error = torch.zeros(product.batch_shape, dtype=torch.float64, device=product.device)
     for _ in range(MOST_PASSES):
         left, values, right = torch.linalg.svd(image.double(), full_matrices=False)
         value, top = values[..., 0], left[..., :, :1].to(basis.dtype)
-        back = _times(product.T.factors, top)
+        back = times(product.T.factors, top)
         pair = basis @ right.mT[..., :, :1].to(basis.dtype)
         error = torch.linalg.vector_norm(back.double() - value[..., None, None] * pair.double(), dim=(-2, -1))
         if bool((error <= tolerance * value).all()) or basis.shape[-1] + block > columns:
             break
-        new = _orthogonal(_times(product.T.factors, image[..., -block:]), basis)
+        new = _orthogonal(times(product.T.factors, image[..., -block:]), basis)
         basis = torch.cat([basis, new], -1)
-        image = torch.cat([image, torch.where(finite[..., None, None], _times(product.factors, new), 0.0)], -1)
+        image = torch.cat([image, torch.where(finite[..., None, None], times(product.factors, new), 0.0)], -1)
     rounding = sum(product.widths) ** 0.5 * torch.finfo(basis.dtype).eps * value
     failed = ~finite
     return Measured(
@@ -80,7 +80,7 @@ def _orthogonal(block: Tensor, basis: Tensor) -> Tensor:
     return torch.linalg.qr(block)[0]
 
 
-def _times(factors: tuple[Tensor, ...], columns: Float[Tensor, "*batch n b"]) -> Float[Tensor, "*batch m b"]:
+def times(factors: tuple[Tensor, ...], columns: Float[Tensor, "*batch n b"]) -> Float[Tensor, "*batch m b"]:
     """The chain times a few columns, from the right."""
     for factor in reversed(factors):
         if factor.dtype == columns.dtype:

@@ -25,6 +25,7 @@ from rankwise.sites.checkpoints import Checkpoint, open_checkpoint
 from rankwise.sites.find import find
 from rankwise.sites.site import Site
 from rankwise.sites.sites import Sites, Unread
+from rankwise.sites.source import Source
 from rankwise.text import printable
 
 if TYPE_CHECKING:
@@ -119,6 +120,10 @@ class Scan:
             self._record = self._whole(done, complete=complete)
         return self._record
 
+    def assess(self, site: Site, source: Source) -> dict[str, Any]:
+        """The record of one site."""
+        return assess(site, source, self.settings)
+
     def table(self) -> Table:
         """The scan as a table: one row for each site, its heads summed up."""
         from rankwise.scan.table import scan_table
@@ -161,7 +166,7 @@ class Scan:
                     progress(site, read, sum(sizes))
                 if held is not None:
                     held.hold(site, todo[position + 1] if position + 1 < len(todo) else None)
-                yield site.name, assess(site, held if held is not None else self._tensors, self.settings)
+                yield site.name, self.assess(site, held if held is not None else self._tensors)
                 read += sizes[position]
         finally:
             if held is not None:

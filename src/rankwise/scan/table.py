@@ -28,7 +28,7 @@ WORDS = {
     "random": "random factors could have these spectra",
 }
 
-Columns = tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...]
+Columns = tuple[tuple[str, Callable[[Any], str]], ...]
 
 
 def scan_table(record: Mapping[str, Any], *, rows: int = MOST_ROWS) -> RenderableType:
@@ -39,9 +39,9 @@ def scan_table(record: Mapping[str, Any], *, rows: int = MOST_ROWS) -> Renderabl
     if products:
         heads = sum(len(site["heads"]) for site in products)
         title = f"{len(products)} sites, {heads} products; mean over heads / null of random factors"
-        parts.append(_table(title, products, PRODUCT_COLUMNS, rows))
+        parts.append(cells(title, products, PRODUCT_COLUMNS, rows))
     if matrices:
-        parts.append(_table(f"{len(matrices)} single matrices", matrices, MATRIX_COLUMNS, rows if not products else 8))
+        parts.append(cells(f"{len(matrices)} single matrices", matrices, MATRIX_COLUMNS, rows if not products else 8))
     return Group(*parts)
 
 
@@ -50,7 +50,8 @@ def summary(record: Mapping[str, Any]) -> RenderableType:
     return Group(*_findings(record), *_unread(record), *_method(record))
 
 
-def _table(title: str, sites: Sequence[Mapping[str, Any]], columns: Columns, rows: int) -> Table:
+def cells(title: str, entries: Sequence[Any], columns: Columns, rows: int) -> Table:
+    """A table of a row for each entry, cut at a number of rows, and saying so."""
     table = Table(
         title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False
     )
@@ -59,10 +60,10 @@ def _table(title: str, sites: Sequence[Mapping[str, Any]], columns: Columns, row
             table.add_column(name, min_width=12, overflow="fold")
         else:
             table.add_column(name, justify="left" if name == "proved" else "right", no_wrap=True)
-    for site in sites[:rows]:
-        table.add_row(*(Text(cell(site)) for _, cell in columns))
-    if len(sites) > rows:
-        table.caption = f"… and {len(sites) - rows} more (--rows {len(sites)} shows all)"
+    for entry in entries[:rows]:
+        table.add_row(*(Text(cell(entry)) for _, cell in columns))
+    if len(entries) > rows:
+        table.caption = f"… and {len(entries) - rows} more (--rows {len(entries)} shows all)"
     return table
 
 
@@ -71,7 +72,7 @@ def _beside_null(measure: str) -> Callable[[Mapping[str, Any]], str]:
 
     def cell(site: Mapping[str, Any]) -> str:
         null = ((site["null"] or {}).get("measures", {}).get(measure) or [None])[0]
-        own = _average(_values(site, measure))
+        own = average(measured(site, measure))
         return own if null is None else f"{own} / {null:.3g}"
 
     return cell
@@ -82,7 +83,7 @@ def _gap(site: Mapping[str, Any]) -> str:
     laws = [head.get("pairs") or head.get("balance") for head in site["heads"]]
     if site.get("group") and not site["rotary"]:
         laws = site["group"]
-    own = _average((law["relative"] if law else None for law in laws), "{:.1%}")
+    own = average((law["relative"] if law else None for law in laws), "{:.1%}")
     null = ((site["null"] or {}).get("relative_gap") or [None])[0]
     return own if null is None or site["rotary"] or site.get("group") else f"{own} / {null:.1%}"
 
@@ -98,11 +99,13 @@ def _worst(site: Mapping[str, Any]) -> str:
     return f"{max(shares):.0e}" if shares else "-"
 
 
-def _values(site: Mapping[str, Any], measure: str) -> Iterator[float | None]:
+def measured(site: Mapping[str, Any], measure: str) -> Iterator[float | None]:
+    """A measure of every head of a site."""
     return (head["measures"].get(measure, [None])[0] for head in site["heads"])
 
 
-def _average(values: Iterable[float | None], form: str = "{:.3g}") -> str:
+def average(values: Iterable[float | None], form: str = "{:.3g}") -> str:
+    """The mean of the known values as text, or a dash."""
     known = [value for value in values if value is not None]
     return form.format(mean(known)) if known else "-"
 
@@ -110,7 +113,7 @@ def _average(values: Iterable[float | None], form: str = "{:.3g}") -> str:
 PRODUCT_COLUMNS: Columns = (
     ("site", lambda site: printable(site["name"])),
     ("heads", lambda site: f"{len(site['heads'])}x{min(site['widths'])}"),
-    ("s_1", lambda site: _average(_values(site, "operator_norm"))),
+    ("s_1", lambda site: average(measured(site, "operator_norm"))),
     ("effective rank", _beside_null("effective_rank")),
     ("stable rank", _beside_null("stable_rank")),
     ("gap", _gap),
@@ -123,9 +126,9 @@ MATRIX_COLUMNS: Columns = (
         "shape",
         lambda site: "x".join(map(str, [*([len(site["heads"])] if len(site["heads"]) > 1 else []), *site["widths"]])),
     ),
-    ("Frobenius", lambda site: _average(_values(site, "frobenius_norm"))),
-    ("s_1", lambda site: _average(_values(site, "operator_norm"))),
-    ("stable rank", lambda site: _average(_values(site, "stable_rank"))),
+    ("Frobenius", lambda site: average(measured(site, "frobenius_norm"))),
+    ("s_1", lambda site: average(measured(site, "operator_norm"))),
+    ("stable rank", lambda site: average(measured(site, "stable_rank"))),
     ("error", _worst),
 )
 
