@@ -103,13 +103,10 @@ def test_control_c_is_one_line_and_130(failing_command, capsys):
     assert capsys.readouterr().err == "rankwise: stopped\n"
 
 
-def test_a_reader_that_goes_away_is_met_in_silence():
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rankwise", "doctor", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.mark.parametrize("words", [["--help"], pytest.param(["doctor", "--json"], marks=pytest.mark.slow)])
+def test_a_reader_that_goes_away_is_met_in_silence(words):
+    command = [sys.executable, "-m", "rankwise", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()

@@ -19,6 +19,7 @@ from rankwise.errors import RankwiseError
 from rankwise.text import printable
 
 LONGEST_MESSAGE = 2000
+READER_GONE = 141
 NEWS = "this is a bug in Rankwise: please report it, with the lines above and what `rankwise doctor` says"
 
 
@@ -77,7 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Python flushes stdout once more at exit, and would complain then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return READER_GONE
+    except SystemExit as stop:
+        # So rich ends the process when it writes to a reader that has gone away.
+        if isinstance(stop.__context__, BrokenPipeError):
+            return READER_GONE
+        raise
     except Exception:
         traceback.print_exc()
         return _complain(NEWS, code=1)
