@@ -55,9 +55,9 @@ def test_every_dtype_whole_and_in_part(tmp_path: Path, dtype: torch.dtype) -> No
     torch.save(weights, tmp_path / "model.pt")
     for name in ("model.safetensors", "model.pt"):
         with open_checkpoint(tmp_path / name) as checkpoint:
-            assert checkpoint.entries["w"] == Entry(
-                "w", (6, 5, 4), str(dtype).removeprefix("torch."), name, 120 * dtype.itemsize
-            )
+            written = str(dtype).removeprefix("torch.")
+            size = 120 * dtype.itemsize
+            assert checkpoint.entries["w"] == Entry("w", shape=(6, 5, 4), dtype=written, file=name, bytes=size)
             for key, value in weights.items():
                 assert same(checkpoint[key], value)
             assert same(checkpoint.read("w", (slice(2, 5), 1)), weights["w"][2:5, 1])

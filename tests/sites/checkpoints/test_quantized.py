@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from rankwise.sites.checkpoints import Checkpoint, open_checkpoint
 E4M3 = torch.float8_e4m3fn
 
 
-def opened(folder: Path, weights: dict[str, torch.Tensor], config: dict[str, object] | None = None) -> Checkpoint:
+def opened(folder: Path, weights: dict[str, torch.Tensor], config: dict[str, Any] | None = None) -> Checkpoint:
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config))

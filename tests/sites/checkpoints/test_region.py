@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rankwise.errors import UserError
 from rankwise.sites.checkpoints import region
 from rankwise.sites.checkpoints.ranges import LocalRanges
-from rankwise.sites.checkpoints.region import read_region
+from rankwise.sites.checkpoints.region import Placed, read_region
 
 
 class Counted(LocalRanges):
@@ -52,7 +52,7 @@ def test_any_index_equals_torch(
     source = LocalRanges(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(region, "LARGEST_SPAN", largest_span)
-        part = read_region(source, offset, shape, torch.int16, index)
+        part = read_region(Placed(source, offset=offset, shape=shape, dtype=torch.int16), index)
     source.close()
     assert part.shape == whole[index].shape
     assert torch.equal(part, whole[index])
@@ -64,10 +64,11 @@ def test_rows_cost_their_own_bytes_and_columns_one_pass(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(whole.untyped_storage().tolist()))
     source = Counted(path)
-    read_region(source, 0, (64, 1000), torch.int32, (slice(7, 9),))
+    placed = Placed(source, offset=0, shape=(64, 1000), dtype=torch.int32)
+    read_region(placed, (slice(7, 9),))
     assert source.count == 2 * 4000
     source.count = 0
-    read_region(source, 0, (64, 1000), torch.int32, (slice(None), slice(5, 8)))
+    read_region(placed, (slice(None), slice(5, 8)))
     assert source.count <= 64 * 4000
     source.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, replace
 
 from rankwise.errors import CheckpointError
 from rankwise.sites.checkpoints.folders import Folder, plain_name, read_json
@@ -34,16 +34,20 @@ class Selection:
     """The weight files of one checkpoint, the shard of every tensor when an index states it, and what was decided."""
 
     files: tuple[str, ...]
+    _: KW_ONLY
     shard_of: dict[str, str] | None = None
     index: str | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def select_file(folder: Folder, file: str) -> Selection:
     """The weights that a named file means: itself, or the shards that it indexes."""
     if file.endswith(".json"):
         return _indexed(folder, file)
-    return Selection((file,))
+    selection, shard = Selection((file,)), SHARD.fullmatch(file)
+    if shard is None:
+        return selection
+    return _with_note(selection, f"one shard of {int(shard['count'])} was read: give the folder or the index for all")
 
 
 def select_files(folder: Folder) -> tuple[Folder, Selection]:
@@ -146,7 +150,7 @@ def _indexed(folder: Folder, index: str) -> Selection:
                 f"{where} names {len(shards)} shards, of which {len(missing)} do not exist "
                 f"(the first is {printable(missing[0])}): fetch them again"
             )
-    return Selection(shards, names, where)
+    return Selection(shards, shard_of=names, index=where)
 
 
 def _likeliest(indices: list[str]) -> str:
@@ -161,4 +165,4 @@ def _noting(selection: Selection, others: list[str]) -> Selection:
 
 
 def _with_note(selection: Selection, note: str) -> Selection:
-    return Selection(selection.files, selection.shard_of, selection.index, (*selection.notes, note))
+    return replace(selection, notes=(*selection.notes, note))

@@ -46,10 +46,10 @@ class LocalFolder:
         self._path = path
 
     def files(self) -> list[str]:
-        return sorted(entry for entry in self._entries() if not (self._path / entry).is_dir())
+        return sorted(entry for entry in self._entries() if not os.path.isdir(self._path / entry))
 
     def directories(self) -> list[str]:
-        return sorted(entry for entry in self._entries() if (self._path / entry).is_dir())
+        return sorted(entry for entry in self._entries() if os.path.isdir(self._path / entry))
 
     def open(self, name: str) -> ByteRanges:
         path = self._path / name
@@ -85,15 +85,20 @@ def read_json(folder: Folder, name: str) -> dict[str, Any]:
     return content
 
 
-def read_optional_json(folder: Folder, name: str) -> dict[str, Any] | None:
-    """The JSON object in a file of the folder, None where there is no such file."""
+def read_json_beside(folder: Folder, name: str) -> tuple[dict[str, Any] | None, list[str]]:
+    """The JSON object in a file of the folder, None where there is no such file; and notes of why it was not read.
+
+    Where the folder cannot be listed, a server's refusal may only mean that there is no such file, so it is a note.
+    """
     listed = folder.files()
-    if listed is not None and name not in listed:
-        return None
+    if listed is not None:
+        return (read_json(folder, name) if name in listed else None), []
     try:
-        return read_json(folder, name)
+        return read_json(folder, name), []
     except MissingFile:
-        return None
+        return None, []
+    except CheckpointError as error:
+        return None, [f"no {name} was read: {error}"]
 
 
 def plain_name(name: object, where: str) -> str:

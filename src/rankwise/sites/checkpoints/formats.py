@@ -34,7 +34,7 @@ def open_weights(source: ByteRanges, name: str) -> WeightFile:
         )
     if magic.startswith(b"GGUF"):
         reason = "a GGUF file (llama.cpp): quantized formats of GGUF are not read"
-        return WeightFile(name, {}, source.close, {name: reason})
+        return WeightFile(name, tensors={}, close=source.close, unreadable={name: reason})
     for start, description in FOREIGN_FORMATS:
         if magic.startswith(start):
             raise CheckpointError(f"{source.name} is {description}")

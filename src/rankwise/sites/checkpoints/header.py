@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import prod
 from typing import Any
 
@@ -25,6 +25,7 @@ class TensorRecord:
     """One tensor as the header states it: `bytes` bytes at `offset` of the file, row-major, little-endian."""
 
     name: str
+    _: KW_ONLY
     dtype: str
     shape: tuple[int, ...]
     offset: int
@@ -36,6 +37,7 @@ class Header:
     """What a safetensors file holds, in the order of the data, and what of it nobody can read."""
 
     tensors: tuple[TensorRecord, ...]
+    _: KW_ONLY
     metadata: dict[str, str] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -68,7 +70,8 @@ def read_header(source: ByteRanges) -> Header:
         for record in records
         if record.dtype not in TORCH_DTYPES
     }
-    return Header(tuple(record for record in records if record.name not in unreadable), metadata, unreadable)
+    readable = tuple(record for record in records if record.name not in unreadable)
+    return Header(readable, metadata=metadata, unreadable=unreadable)
 
 
 def _parsed(source: ByteRanges, text: bytearray) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def _record(source: ByteRanges, name: str, value: Any, start: int) -> TensorReco
     bits = bits_of(dtype)
     if bits is not None and prod(shape) * bits != 8 * size:
         raise refusal(f"of shape {list(shape)} and dtype {dtype} does not fit its {size} bytes")
-    return TensorRecord(name, dtype, tuple(shape), start + offsets[0], size)
+    return TensorRecord(name, dtype=dtype, shape=tuple(shape), offset=start + offsets[0], bytes=size)
 
 
 def _at_least_one(shape: list[int]) -> list[int]:

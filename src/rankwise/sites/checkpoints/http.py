@@ -28,7 +28,7 @@ class HttpRanges:
     """A file on a server that honours `Range`; broken connections are taken up again where they broke."""
 
     def __init__(self, url: str) -> None:
-        self.name = printable(_without_query(url))
+        self.name = printable(without_query(url))
         self._url = url
         self._tag: str | None = None
         self.size = 0
@@ -119,7 +119,7 @@ class HttpFolder:
 
     def __init__(self, url: str) -> None:
         self._url = url if url.endswith("/") else url + "/"
-        self.name = printable(_without_query(url))
+        self.name = printable(without_query(url))
 
     def files(self) -> None:
         return None
@@ -154,7 +154,7 @@ class HttpFile(HttpFolder):
         return HttpRanges(self._whole) if name == self.file else super().open(name)
 
 
-def _without_query(url: str) -> str:
+def without_query(url: str) -> str:
     """The URL as it may be shown: queries and user names carry secrets."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote, unquote
 
 from rankwise.errors import CheckpointError, require
 from rankwise.sites.checkpoints.folders import Folder, MissingFile
@@ -84,11 +85,11 @@ def hub_location(address: str, revision: str | None) -> tuple[Folder, str | None
     stated = parts["revision"]
     if stated and revision and stated != revision:
         raise CheckpointError(f"{printable(address)} states another revision than '{printable(revision)}': give one")
-    revision = stated or revision
+    revision = unquote(stated) if stated else revision
     hub = require("huggingface_hub", extra="hub")
     # Read here, because the library reads it only once, when it is imported.
     system = hub.HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"), skip_instance_cache=True)
-    path = parts["repository"] + (f"@{revision}" if revision else "")
+    path = parts["repository"] + (f"@{_quoted(revision)}" if revision else "")
     inside = parts["path"]
     if not inside:
         return HubFolder(system, path), None
@@ -98,6 +99,11 @@ def hub_location(address: str, revision: str | None) -> tuple[Folder, str | None
         return HubFolder(system, f"{path}/{inside}"), None
     parent, _, name = f"{path}/{inside}".rpartition("/")
     return HubFolder(system, parent), name
+
+
+def _quoted(revision: str) -> str:
+    """A revision as a part of a path: only the Hub's own references keep their slashes."""
+    return revision if revision.startswith("refs/") else quote(revision, safe="")
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 
+from rankwise.errors import CheckpointError
+
 # Below this a heap allocation is reused from tensor to tensor; above it fresh pages cost more than the read itself.
 LARGE = 4 * 2**20
 
@@ -17,8 +19,11 @@ def allocated(length: int) -> bytearray | mmap.mmap:
     """
     if length < LARGE:
         return bytearray(length)
-    # Private, because shared memory gets no huge pages.
-    memory = mmap.mmap(-1, length, access=mmap.ACCESS_COPY)
+    try:
+        # Private, because shared memory gets no huge pages.
+        memory = mmap.mmap(-1, length, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise CheckpointError(f"there is no memory for {length} bytes: read a part of the tensor") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel built without huge pages refuses: the memory is as good, only slower to fill.
         with suppress(OSError):

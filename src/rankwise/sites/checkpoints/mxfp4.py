@@ -42,4 +42,11 @@ def unpacked_mxfp4(blocks: StoredTensor, scales: StoredTensor) -> StoredTensor |
         inside = slice(inputs[0] - 32 * begin, inputs[1] - 32 * begin, inputs[2])
         return without_axes(numbers[..., inside, :].contiguous(), dropped_axes(index))
 
-    return StoredTensor(shape, torch.bfloat16, blocks.file, blocks.bytes + scales.bytes, read, "MXFP4")
+    return StoredTensor(
+        shape,
+        dtype=torch.bfloat16,
+        file=blocks.file,
+        bytes=blocks.bytes + scales.bytes,
+        read=read,
+        dequantized="MXFP4",
+    )

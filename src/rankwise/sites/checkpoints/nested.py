@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +33,7 @@ class FoundTensors:
     """Tensors by name, the configuration saved with them, and what was decided on the way."""
 
     tensors: dict[str, Tensor]
+    _: KW_ONLY
     notes: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
 
@@ -71,7 +72,7 @@ def find_tensors(content: object, file: str) -> FoundTensors:
     notes = [f"{file}: the weights are those under '{'.'.join(path)}'"] if path else []
     if aside:
         notes.append(f"{file}: left aside {', '.join(repr(printable(name)) for name in sorted(aside))}")
-    return FoundTensors(tensors, tuple(notes), config)
+    return FoundTensors(tensors, notes=tuple(notes), config=config)
 
 
 def _weight_key(table: Mapping[Any, Any]) -> str | None:

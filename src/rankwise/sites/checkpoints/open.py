@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from rankwise.errors import CheckpointError
 from rankwise.sites.checkpoints.checkpoint import Checkpoint
 from rankwise.sites.checkpoints.directory import select_file, select_files
-from rankwise.sites.checkpoints.folders import Folder, LocalFolder, read_optional_json
+from rankwise.sites.checkpoints.folders import Folder, LocalFolder, read_json_beside
 from rankwise.sites.checkpoints.formats import open_weights
-from rankwise.sites.checkpoints.http import HttpFile
+from rankwise.sites.checkpoints.http import HttpFile, HttpFolder, without_query
 from rankwise.sites.checkpoints.hub import PREFIX, hub_location
 from rankwise.sites.checkpoints.stored import WeightFile
 from rankwise.text import printable
@@ -40,12 +42,14 @@ def open_checkpoint(source: str | Path, *, revision: str | None = None) -> Check
         selection = select_file(folder, file)
     with ExitStack() as unless_done:
         files = _opened(folder, selection.files, unless_done)
+        config, config_notes = read_json_beside(folder, "config.json")
+        adapter, adapter_notes = read_json_beside(folder, "adapter_config.json")
         checkpoint = Checkpoint(
-            printable(source),
+            printable(without_query(str(source)) if isinstance(folder, HttpFolder) else source),
             files,
-            selection=selection,
-            config=read_optional_json(folder, "config.json"),
-            adapter=read_optional_json(folder, "adapter_config.json"),
+            selection=replace(selection, notes=(*selection.notes, *config_notes, *adapter_notes)),
+            config=config,
+            adapter=adapter,
         )
         unless_done.pop_all()
     return checkpoint
@@ -65,7 +69,7 @@ def _location(source: str | Path, revision: str | None) -> tuple[Folder, str | N
         return place, place.file
     if not text or "\0" in text:
         raise CheckpointError("the path of a checkpoint is empty or holds a NUL character")
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     try:
         if path.is_dir():
             return LocalFolder(path), None

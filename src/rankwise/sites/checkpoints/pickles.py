@@ -17,7 +17,7 @@ from torch import Tensor
 from rankwise.errors import CheckpointError
 from rankwise.sites.checkpoints.nested import find_tensors
 from rankwise.sites.checkpoints.ranges import ByteRanges
-from rankwise.sites.checkpoints.region import Index, bounds, dropped_axes, read_region, without_axes
+from rankwise.sites.checkpoints.region import Index, Placed, bounds, dropped_axes, read_region, without_axes
 from rankwise.sites.checkpoints.stored import StoredTensor, WeightFile, located
 from rankwise.text import printable
 
@@ -75,7 +75,14 @@ def pickle_file(source: ByteRanges, name: str) -> WeightFile:
             unreadable[key] = stored
         else:
             tensors[key] = stored
-    return WeightFile(name, tensors, source.close, unreadable, (*notes, *found.notes), found.config)
+    return WeightFile(
+        name,
+        tensors=tensors,
+        close=source.close,
+        unreadable=unreadable,
+        notes=(*notes, *found.notes),
+        config=found.config,
+    )
 
 
 def _stored(tensor: Tensor, source: ByteRanges, file: str, records: dict[int, int] | None) -> StoredTensor | str:
@@ -157,16 +164,18 @@ def _placed(tensor: Tensor, source: ByteRanges, file: str, records: dict[int, in
         raise CheckpointError(f"{source.name}: a tensor reaches beyond its storage; the file is truncated or damaged")
     offset = start + first * dtype.itemsize
     if tensor.is_contiguous():
-        return located(source, file, offset, shape, dtype)
+        return located(Placed(source, offset=offset, shape=shape, dtype=dtype), file)
     if prod(shape) > span:
         return "an expanded tensor (its elements share memory) is not read"
 
+    flat = Placed(source, offset=offset, shape=(span,), dtype=dtype)
+
     def read(index: Index | None) -> Tensor:
         ranges = tuple(slice(*range_) for range_ in bounds(index, shape))
-        content = read_region(source, offset, (span,), dtype).as_strided(shape, stride)[ranges].clone()
-        return without_axes(content, dropped_axes(index))
+        content = read_region(flat).as_strided(shape, stride)[ranges]
+        return without_axes(content, dropped_axes(index)).clone(memory_format=torch.contiguous_format)
 
-    return StoredTensor(shape, dtype, file, prod(shape) * dtype.itemsize, read)
+    return StoredTensor(shape, dtype=dtype, file=file, bytes=prod(shape) * dtype.itemsize, read=read)
 
 
 def _loaded(tensor: Tensor, file: str) -> StoredTensor:
@@ -174,6 +183,8 @@ def _loaded(tensor: Tensor, file: str) -> StoredTensor:
 
     def read(index: Index | None) -> Tensor:
         ranges = tuple(slice(*range_) for range_ in bounds(index, tensor.shape))
-        return without_axes(tensor.detach()[ranges].clone(), dropped_axes(index))
+        content = without_axes(tensor.detach()[ranges], dropped_axes(index))
+        return content.clone(memory_format=torch.contiguous_format)
 
-    return StoredTensor(tuple(tensor.shape), tensor.dtype, file, tensor.numel() * tensor.dtype.itemsize, read)
+    size = tensor.numel() * tensor.dtype.itemsize
+    return StoredTensor(tuple(tensor.shape), dtype=tensor.dtype, file=file, bytes=size, read=read)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ class Unquantized:
     """The tensors as numbers, those of other formats with the reason, and what was done."""
 
     tensors: dict[str, StoredTensor]
+    _: KW_ONLY
     unreadable: dict[str, str]
     notes: tuple[str, ...]
 
@@ -62,7 +63,7 @@ def unquantize(tensors: Mapping[str, StoredTensor], config: Mapping[str, Any] | 
     rest = {name: tensor for name, tensor in tensors.items() if name not in unreadable}
     scaled, fp8_notes = _with_fp8_scales(rest, unreadable, _block_size(config))
     result, mxfp4_notes = _with_mxfp4(scaled, unreadable)
-    return Unquantized(result, unreadable, (*fp8_notes, *mxfp4_notes))
+    return Unquantized(result, unreadable=unreadable, notes=(*fp8_notes, *mxfp4_notes))
 
 
 def _packed(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:

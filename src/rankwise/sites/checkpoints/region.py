@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from math import prod
 
 import torch
@@ -56,47 +57,49 @@ def without_axes(tensor: Tensor, axes: Sequence[int]) -> Tensor:
     return tensor
 
 
-def read_region(
-    source: ByteRanges, offset: int, shape: Sequence[int], dtype: torch.dtype, index: Index | None = None
-) -> Tensor:
-    """`tensor[index]` of the row-major tensor that starts at `offset`, in memory of its own.
+@dataclass(frozen=True)
+class Placed:
+    """A row-major tensor in a source of bytes."""
+
+    source: ByteRanges
+    _: KW_ONLY
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def read_region(placed: Placed, index: Index | None = None) -> Tensor:
+    """`tensor[index]` of a tensor in a file, in memory of its own.
 
     A block that is contiguous in the file is read straight into its place. Another one is read by spans of at most
     `LARGEST_SPAN` bytes, so beside the result never more than that is held.
     """
-    ranges = bounds(index, shape)
+    ranges = bounds(index, placed.shape)
     steps = tuple(slice(None, None, step) for _, _, step in ranges)
     extents = [stop - start for start, stop, _ in ranges]
     if not prod(extents):
-        content = torch.empty(extents, dtype=dtype)
+        content = torch.empty(extents, dtype=placed.dtype)
     else:
-        memory = allocated(prod(extents) * dtype.itemsize)
-        _fill(memoryview(memory), extents, source, offset, dtype, shape, [start for start, _, _ in ranges])
-        content = torch.frombuffer(memory, dtype=dtype).view(extents)
+        memory = allocated(prod(extents) * placed.dtype.itemsize)
+        _fill(memoryview(memory), placed, [start for start, _, _ in ranges], extents)
+        content = torch.frombuffer(memory, dtype=placed.dtype).view(extents)
     if any(step > 1 for _, _, step in ranges):
         content = content[steps].contiguous()
     return without_axes(content, dropped_axes(index))
 
 
-def _fill(
-    memory: memoryview,
-    extents: list[int],
-    source: ByteRanges,
-    offset: int,
-    dtype: torch.dtype,
-    shape: Sequence[int],
-    starts: list[int],
-) -> None:
+def _fill(memory: memoryview, placed: Placed, starts: list[int], extents: list[int]) -> None:
     """Read the block that begins at `starts` and has these extents into memory, row-major."""
-    strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    strides = [prod(placed.shape[axis + 1 :]) for axis in range(len(placed.shape))]
+    width = placed.dtype.itemsize
     first = sum(start * stride for start, stride in zip(starts, strides, strict=True))
     span = 1 + sum((size - 1) * stride for size, stride in zip(extents, strides, strict=True))
-    position = offset + first * dtype.itemsize
+    position = placed.offset + first * width
     if span == prod(extents):
-        source.read_into(position, memory)
-    elif span * dtype.itemsize <= LARGEST_SPAN:
-        around = torch.frombuffer(read_bytes(source, position, span * dtype.itemsize), dtype=dtype)
-        torch.frombuffer(memory, dtype=dtype).view(extents).copy_(around.as_strided(extents, strides))
+        placed.source.read_into(position, memory)
+    elif span * width <= LARGEST_SPAN:
+        around = torch.frombuffer(read_bytes(placed.source, position, span * width), dtype=placed.dtype)
+        torch.frombuffer(memory, dtype=placed.dtype).view(extents).copy_(around.as_strided(extents, strides))
     else:
         # Halves of the first long axis: both lie in one piece in memory.
         axis = next(axis for axis, size in enumerate(extents) if size > 1)
@@ -105,4 +108,4 @@ def _fill(
         for piece, begin, size in ((memory[:cut], 0, half), (memory[cut:], half, extents[axis] - half)):
             moved = [start + begin * (at == axis) for at, start in enumerate(starts)]
             resized = [size if at == axis else extent for at, extent in enumerate(extents)]
-            _fill(piece, resized, source, offset, dtype, shape, moved)
+            _fill(piece, placed, moved, resized)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from rankwise.errors import CheckpointError
 from rankwise.sites.checkpoints.dtypes import TORCH_DTYPES, name_of
 from rankwise.sites.checkpoints.header import read_header
 from rankwise.sites.checkpoints.ranges import ByteRanges
-from rankwise.sites.checkpoints.region import Index, read_region
+from rankwise.sites.checkpoints.region import Index, Placed, read_region
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Entry:
     """
 
     name: str
+    _: KW_ONLY
     shape: tuple[int, ...]
     dtype: str
     file: str
@@ -37,6 +39,7 @@ class StoredTensor:
     """A tensor that has not been read: what it is, and how to read it or a part of it."""
 
     shape: tuple[int, ...]
+    _: KW_ONLY
     dtype: torch.dtype
     file: str
     bytes: int
@@ -45,7 +48,14 @@ class StoredTensor:
 
     def entry(self, name: str) -> Entry:
         """The public record of this tensor."""
-        return Entry(name, self.shape, name_of(self.dtype), self.file, self.bytes, self.dequantized)
+        return Entry(
+            name,
+            shape=self.shape,
+            dtype=name_of(self.dtype),
+            file=self.file,
+            bytes=self.bytes,
+            dequantized=self.dequantized,
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,7 @@ class WeightFile:
     """The tensors of one file, what of it is unreadable and why, and the configuration it carries inside."""
 
     name: str
+    _: KW_ONLY
     tensors: Mapping[str, StoredTensor]
     close: Callable[[], None]
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -64,23 +75,23 @@ def safetensors_file(source: ByteRanges, name: str) -> WeightFile:
     """The tensors of a safetensors file, by its checked header."""
     header = read_header(source)
     tensors = {
-        record.name: located(source, name, record.offset, record.shape, TORCH_DTYPES[record.dtype])
+        record.name: located(
+            Placed(source, offset=record.offset, shape=record.shape, dtype=TORCH_DTYPES[record.dtype]), name
+        )
         for record in header.tensors
     }
-    return WeightFile(name, tensors, source.close, header.unreadable)
+    return WeightFile(name, tensors=tensors, close=source.close, unreadable=header.unreadable)
 
 
-def located(source: ByteRanges, file: str, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> StoredTensor:
-    """A row-major tensor at an offset of a file."""
+def located(placed: Placed, file: str) -> StoredTensor:
+    """A tensor that lies row-major in a file, behind the common door."""
 
     def read(index: Index | None) -> Tensor:
-        tensor = read_region(source, offset, shape, dtype, index)
+        tensor = read_region(placed, index)
         # A byte that is neither 0 nor 1 is no bool, and torch would compute nonsense with it.
-        if dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
-            raise CheckpointError(f"{source.name} holds a bool tensor with bytes other than 0 and 1: it is corrupt")
+        if placed.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+            raise CheckpointError(f"{placed.source.name} holds a bool other than 0 and 1: it is corrupt")
         return tensor
 
-    size = dtype.itemsize
-    for extent in shape:
-        size *= extent
-    return StoredTensor(shape, dtype, file, size, read)
+    size = prod(placed.shape) * placed.dtype.itemsize
+    return StoredTensor(placed.shape, dtype=placed.dtype, file=file, bytes=size, read=read)
