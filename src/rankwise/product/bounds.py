@@ -1,9 +1,9 @@
 """How far rounding can move a computed spectrum: the constants, and how they turn into an error of each value.
 
-Sums of `k` terms are taken to round by at most `accumulation(k)` units: `min(k, 8 sqrt(k))`. The first is the worst
-case. The second is the probabilistic bound at eight standard deviations; it also covers sums whose roundings all lean
-the same way (equal entries, large means), because every matrix multiplication accumulates in blocks of at most a few
-hundred terms.
+Sums of `k` terms are taken to round by at most `accumulation(k)` units: `min(k + 2, 8 sqrt(k))`. The first is the worst
+case, with room for terms of second order. The second is the probabilistic bound at eight standard deviations; it also
+covers sums whose roundings all lean the same way (equal entries, large means), because every matrix multiplication
+accumulates in blocks of at most a few hundred terms.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def accumulation(terms: int) -> float:
     """Units of roundoff by which a sum of so many terms can be off, relative to the norms of its two vectors.
 
     >>> accumulation(16), accumulation(6400)
-    (16.0, 640.0)
+    (18.0, 640.0)
     """
-    return min(float(terms), 8.0 * math.sqrt(terms))
+    return min(terms + 2.0, 8.0 * math.sqrt(terms))
 
 
 def largest_eigenvalue_bound(gram: Float[Tensor, "*batch r r"]) -> Float[Tensor, "*batch"]:

@@ -126,6 +126,8 @@ def rounds(columns: int) -> list[tuple[list[int], list[int]]]:
     >>> rounds(3)
     [([1], [2]), ([0], [2]), ([0], [1])]
     """
+    if columns < 2:
+        return []
     seats: list[int | None] = [*range(columns), *([None] if columns % 2 else [])]
     schedule = []
     for _ in range(len(seats) - 1):
