@@ -52,7 +52,7 @@ def null(widths: tuple[int, ...], draws: int = 24) -> Json:
     product = factors[0]
     for factor in factors[1:]:
         product = product @ factor
-    values = torch.linalg.svdvals(product)
+    values = torch.linalg.svdvals(product)[:, : min(widths)]
     largest = values[:, 0]
     found = {name: function(values) for name, (_, _, function) in MEASURES.items()}
     answer: Json = {
@@ -138,11 +138,11 @@ class Stack:
         }
 
     def head(self, index: int) -> Json:
-        left, right = self.left[index], self.right[index]
+        left, right, r = self.left[index], self.right[index], self.left.shape[-1]
         common: Json = {"head": index, "method": "gram64", "failure": self.failures.get(index), "pairs": None}
         if index in self.failures:
             return common | {"method": None, "null_scale": None, "measures": {}, "balance": None}
-        values = torch.linalg.svdvals(left @ right)[: min(left.shape + right.shape)]
+        values = torch.linalg.svdvals(left @ right)[:r]
         return common | {
             "values": values.tolist(),
             "errors": (values[0] * RELATIVE_ERROR).expand(len(values)).tolist(),

@@ -26,6 +26,7 @@ class HeatMap:
 
     Arguments:
         title: what its cells are.
+        kind: the kind of its sites.
         part: the part of the model, where it has several (`decoder cross`).
         column_name: what one column is: a head, an expert, a matrix.
         rows, columns: the labels; rows are layers.
@@ -33,6 +34,7 @@ class HeatMap:
     """
 
     title: str
+    kind: str = field(kw_only=True)
     part: str = field(kw_only=True)
     column_name: str = field(kw_only=True)
     rows: tuple[str, ...] = field(kw_only=True)
@@ -95,6 +97,7 @@ def _map(sites: Sequence[Record], members: Sequence[tuple[int, _Place]]) -> Heat
     batch = sites[members[0][0]].get("batch") or [["head", count]]
     return HeatMap(
         TITLES.get(kind, printable(kind)),
+        kind=printable(kind),
         part=printable(part) if kind in ATTENTION else printable(part, limit=60),
         column_name="matrix" if roles else ("head" if kind in ATTENTION else printable(batch[0][0])),
         rows=tuple("–" if layer is None else str(layer) for layer in layers),

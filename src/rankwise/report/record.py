@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankwise.errors import UserError
+from rankwise.text import printable
 
 FORMAT = "rankwise-scan"
 VERSION = 1
@@ -37,6 +38,12 @@ def step_of(record: Record, position: int) -> int:
         return step
     numbers = re.findall(r"\d+", str(record.get("source", "")))
     return int(numbers[-1][:15]) if numbers else position
+
+
+def finding_text(entry: Record) -> str:
+    """What a finding says, without the kind that the page shows before it."""
+    kind, text = str(entry.get("kind", "")), str(entry.get("text", ""))
+    return printable(text.removeprefix(f"{kind}:").strip(), 400)
 
 
 def _check(record: object) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankwise.report.packing import finite
-from rankwise.report.record import ATTENTION, Record, step_of
+from rankwise.report.record import ATTENTION, Record, finding_text, step_of
 from rankwise.text import printable
 
 FINDINGS = {
@@ -180,7 +180,7 @@ def _findings(record: Record) -> tuple[Finding, ...]:
             Finding(
                 printable(entry.get("kind", "")),
                 place=printable(name) + ("" if head is None else f" · head {printable(head)}"),
-                text=printable(entry.get("text", ""), 400),
+                text=finding_text(entry),
                 evidence=tuple((key, quantity(number)) for key, number in evidence),
                 target=target,
             )

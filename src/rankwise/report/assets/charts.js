@@ -4,17 +4,12 @@
 // Viridis: even in lightness, and readable with any kind of colour vision.
 const COLOURS = ["#440154", "#482777", "#3f4a8a", "#31678e", "#26838f", "#1f9d8a", "#6cce5a", "#b6de2b", "#fee825"];
 const SCALE = COLOURS.map((colour, at) => [at / (COLOURS.length - 1), colour]);
-const CONFIG = {
-  displaylogo: false,
-  responsive: false,
-  modeBarButtons: [["toImage"]],
-  toImageButtonOptions: { format: "svg", filename: "rankwise" },
-};
+const CONFIG = { displaylogo: false, displayModeBar: false, responsive: false };
 
 function layoutOf(colours, width, height, margin, more) {
   return {
     width, height, margin, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "inherit", size: 12, color: colours.muted }, showlegend: false, dragmode: false, hovermode: "closest",
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.muted }, showlegend: false, dragmode: false, hovermode: "closest",
     hoverlabel: { bgcolor: colours.surface, bordercolor: colours.line, font: { color: colours.ink, size: 12 }, align: "left" },
     ...more,
   };
@@ -25,6 +20,17 @@ function axisOf(colours, title, more) {
     title: { text: title, font: { color: colours.muted, size: 12 }, standoff: 6 }, gridcolor: colours.line, linecolor: colours.line,
     zeroline: false, fixedrange: true, tickfont: { color: colours.muted, size: 11 }, ...more,
   };
+}
+
+/** Ticks of a logarithmic axis: powers of ten, or 1-2-5 where few of those are in sight. */
+function logTicks(low, high) {
+  const decades = Math.log10(high / low);
+  const every = Math.max(1, Math.ceil(decades / 9));
+  const digits = decades > 2.5 ? [1] : decades > 0.6 ? [1, 2, 5] : [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9];
+  const powers = Array.from({ length: Math.ceil(decades) + 2 }, (_, at) => Math.floor(Math.log10(low)) + at).filter((power) => power % every === 0);
+  const tickvals = powers.flatMap((power) => digits.map((digit) => digit * 10 ** power)).filter((one) => one >= low && one <= high);
+  const text = (one) => (one >= 1e-3 && one < 1e6 ? number(one) : number(one / 10 ** Math.floor(Math.log10(one) + 1e-9)) + "·10<sup>" + number(Math.floor(Math.log10(one) + 1e-9)) + "</sup>");
+  return { tickmode: "array", tickvals, ticktext: tickvals.map((one) => text(one).replace(/^1·/, "")) };
 }
 
 /** About `most` labels of a list that read 0, 5, 10, ... */
@@ -38,8 +44,8 @@ function someTicks(labels, most) {
 function cellSize(map, room, words) {
   const left = 44;
   const longest = words ? Math.max(...map.columns.map((label) => label.length)) : 0;
-  const cell = Math.max(words ? 20 : 7, Math.min(words ? 64 : 40, Math.floor((room - left - 8) / map.columns.length)));
-  const row = Math.max(7, Math.min(26, cell, Math.floor(900 / map.rows.length)));
+  const cell = Math.max(words ? 20 : 7, Math.min(words ? 64 : 48, Math.floor((room - left - 8) / map.columns.length)));
+  const row = Math.max(7, Math.min(28, cell, Math.floor(900 / map.rows.length)));
   const width = left + 8 + cell * map.columns.length;
   const margin = { l: left, r: words ? Math.min(120, longest * 4) : 8, t: 4, b: words ? 24 + Math.min(180, longest * 5) : 36 };
   return { cell, row, margin, width: width - 8 + margin.r, height: margin.t + margin.b + row * map.rows.length };
@@ -86,17 +92,17 @@ function drawHeatmap(target, map, { room, range, valueOf, hoverOf, isFailed, isM
   ];
   const shapes = selected === null ? [] : [0, 1].map((inner) => ({
     type: "rect", layer: "above", x0: selected[1] - 0.5, x1: selected[1] + 0.5, y0: selected[0] - 0.5, y1: selected[0] + 0.5,
-    line: { color: inner ? "#ffffff" : "#000000", width: inner ? 2 : 4 },
+    line: { color: inner ? colours.ink : colours.surface, width: inner ? 2.5 : 6 },
   }));
   const axis = { showgrid: false, ticks: "" };
   const layout = layoutOf(colours, size.width, size.height, size.margin, {
     shapes,
     xaxis: axisOf(colours, words ? "" : map.column_name, {
       ...axis, ...someTicks(map.columns, words ? 1e9 : size.cell * map.columns.length / 22), tickangle: words ? 40 : 0,
-      range: [-0.5, map.columns.length - 0.5],
+      range: [-0.55, map.columns.length - 0.45],
     }),
     yaxis: axisOf(colours, "layer", {
-      ...axis, ...someTicks(map.rows, size.row * map.rows.length / 16), range: [map.rows.length - 0.5, -0.5],
+      ...axis, ...someTicks(map.rows, size.row * map.rows.length / 16), range: [map.rows.length - 0.45, -0.55],
     }),
   });
   return Plotly.react(target, traces, layout, CONFIG);
@@ -149,10 +155,17 @@ function drawSpectrum(target, head, random, { log, colour, width, height }) {
     shapes, annotations,
     xaxis: axisOf(colours, "singular value, largest first", { range: [1 - head.count * 0.02, head.count * 1.02 + 0.02], showgrid: false }),
     yaxis: axisOf(colours, "", log
-      ? { type: "log", range: [Math.log10(bottom) - 0.15, Math.log10(top) + 0.12], exponentformat: "power", dtick: top / bottom > 30 ? 1 : "D2" }
+      ? { type: "log", range: [Math.log10(bottom) - 0.15, Math.log10(top) + 0.12], ...logTicks(bottom / 1.4, top * 1.3) }
       : { range: [0, top * 1.08], nticks: 6 }),
   });
   return Plotly.react(target, traces, layout, CONFIG);
+}
+
+/** Offer a chart as an SVG file. */
+function saveButton(target, filename) {
+  const button = element("button", { type: "button", class: "save", title: "Save this chart as SVG" }, "SVG");
+  button.addEventListener("click", () => Plotly.downloadImage(target, { format: "svg", filename, width: target.clientWidth, height: target.clientHeight }));
+  return button;
 }
 
 /** The paper's scatter: `series` of points, each with its colour and symbol, over the lines of random factors. */
@@ -160,27 +173,26 @@ function drawScatter(target, series, nulls, { relative, width, height }) {
   const colours = theme();
   const points = series.flatMap((one) => one.points);
   const xs = points.map((point) => point.nuclear);
-  const ends = [Math.min(...xs) / 1.3, Math.max(...xs) * 1.3];
+  const ends = [xs.reduce((a, b) => Math.min(a, b)) / 1.3, xs.reduce((a, b) => Math.max(a, b)) * 1.3];
+  const reached = points.map((point) => (relative ? point.relative : point.half_sum)).filter((y) => y > 0).concat(relative ? nulls : ends);
+  const heights = [reached.reduce((a, b) => Math.min(a, b)) / (relative ? 1.3 : 1), reached.reduce((a, b) => Math.max(a, b)) * (relative ? 1.3 : 1.1)];
   const line = (y, more) => ({ type: "scatter", mode: "lines", x: ends, y, hoverinfo: "skip", ...more });
   const traces = nulls.map((gap) => line(relative ? [gap, gap] : ends.map((x) => x / (1 - gap)), {
-    name: `random factors (gap ${percent(gap)})`, line: { color: colours.null, width: 1.5, dash: "dash" },
+    line: { color: colours.null, width: 1.5, dash: "dash" },
   }));
-  if (!relative) traces.unshift(line(ends, { name: "balanced: half-sum = nuclear norm", line: { color: colours.ink, width: 1 } }));
+  if (!relative) traces.unshift(line(ends, { line: { color: colours.ink, width: 1 } }));
   for (const one of series) {
     traces.push({
-      type: "scatter", mode: "markers", name: one.name, x: one.points.map((point) => point.nuclear),
+      type: "scatter", mode: "markers", x: one.points.map((point) => point.nuclear),
       y: one.points.map((point) => (relative ? (point.relative > 0 ? point.relative : null) : point.half_sum)),
       customdata: one.points.map((point) => [point.site, point.head]), text: one.points.map((point) => point.hover),
       hovertemplate: "%{text}<extra></extra>",
-      marker: { color: one.colour, symbol: one.symbol, size: one.points.length > 1500 ? 4 : 7, opacity: 0.75, line: { width: 0 } },
+      marker: { color: one.colour, symbol: one.symbol, size: one.points.length > 1500 ? 5 : 8, opacity: 0.7, line: { width: 0 } },
     });
   }
   const layout = layoutOf(colours, width, height, { l: 70, r: 14, t: 12, b: 48 }, {
-    showlegend: true,
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { color: colours.ink, size: 12 }, itemclick: false, itemdoubleclick: false },
-    xaxis: axisOf(colours, "nuclear norm", { type: "log", range: ends.map(Math.log10), nticks: 8 }),
-    yaxis: axisOf(colours, relative ? "gap / half-sum" : "half-sum", { type: "log", exponentformat: "power", nticks: 8 }),
+    xaxis: axisOf(colours, "nuclear norm", { type: "log", range: ends.map(Math.log10), ...logTicks(...ends) }),
+    yaxis: axisOf(colours, relative ? "gap / half-sum" : "half-sum", { type: "log", range: heights.map(Math.log10), ...logTicks(...heights) }),
   });
-  layout.margin.t = 64;
   return Plotly.react(target, traces, layout, CONFIG);
 }

@@ -110,7 +110,8 @@ function fillPanel(panel, data, view, siteAt, headAt, { log, onLog, onPick }) {
   const reason = head.failure ?? (head.count ? null : "its spectrum was not asked for: add it with --select");
   panel.replaceChildren(
     element("header", {}, title, element("code", {}, site.name), twin < 0 ? null : twinButton,
-      plot && element("span", { class: "toggle", role: "group", "aria-label": "scale of singular values" }, scaleButton("log", true), scaleButton("linear", false))),
+      plot && element("span", { class: "toggle", role: "group", "aria-label": "scale of singular values" }, scaleButton("log", true), scaleButton("linear", false)),
+      plot && saveButton(plot, `rankwise-${site.name}-${head.head}`)),
     ...found.map((one) => element("p", { class: `finding ${one.kind}` }, element("b", {}, one.kind), ` ${one.text}`)),
     element("div", { class: "columns" },
       element("div", {}, plot ?? element("p", { class: "no-spectrum" }, `No spectrum: ${reason}`),

@@ -38,7 +38,7 @@ function bound(value) {
 /** A value with its error, as many digits as the error leaves. */
 function withError(pair) {
   if (!pair || pair[0] === null) return "–";
-  return `${number(pair[0])} ± ${bound(pair[1])}`;
+  return number(pair[0]) + (pair[1] === null ? ", no bound" : ` ± ${bound(pair[1])}`);
 }
 
 const percent = (share) => (share === null || share === undefined ? "–" : `${number(100 * share, 2)} %`);
@@ -60,6 +60,6 @@ function plottedRanks(count, kept) {
 /** The values of a CSS custom property and its relatives, as the current theme has them. */
 function theme() {
   const style = getComputedStyle(document.documentElement);
-  const names = ["ink", "muted", "faint", "line", "surface", "missing", "accent", "qk", "ov", "other", "null", "band"];
+  const names = ["ink", "muted", "line", "surface", "missing", "accent", "qk", "ov", "other", "null", "band"];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }

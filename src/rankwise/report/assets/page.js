@@ -75,6 +75,9 @@ function drawLegend(at, range) {
 const isFailed = (site, head) => state.view.sites[site].heads[head].failure !== null;
 const isMarked = (site, head) => state.view.findings.some((one) => one.site === site && (one.head === null || one.head === head) && one.kind !== "failed");
 
+/** Whether a map has anything to show: single matrices often have norms alone. */
+const isShown = (map) => map.cells.some(([, , site, head]) => isFailed(site, head) || valueOf(state.quantity)(site, head) !== null);
+
 function hoverOf(at) {
   return (siteAt, headAt) => {
     const site = state.view.sites[siteAt];
@@ -107,9 +110,9 @@ function makeMaps() {
   grid.replaceChildren();
   let part = null;
   state.view.maps.forEach((map, at) => {
-    if (map.part !== part && state.view.maps.some((other) => other.part !== map.part)) {
-      grid.append(element("h3", { class: "part" }, map.part || "model"));
-    }
+    const attention = ["qk", "ov"].includes(map.kind);
+    const parts = new Set(state.view.maps.filter((other) => other.kind === "qk" || other.kind === "ov").map((other) => other.part));
+    if (attention && map.part !== part && parts.size > 1) grid.append(element("h3", { class: "part" }, map.part || "model"));
     part = map.part;
     const plot = element("div", { class: "plot", tabindex: "0", role: "application", "data-map": String(at),
       "aria-label": `${map.title}${map.part ? `, ${map.part}` : ""}: layer by ${map.column_name}; arrow keys move between cells` });
@@ -120,7 +123,7 @@ function makeMaps() {
       if (cell) pick(cell[2], cell[3], { scroll: false });
     });
     grid.append(element("figure", { class: map.column_name === "matrix" ? "wide" : null },
-      element("figcaption", {}, map.title), element("div", { class: "scroll" }, plot)));
+      element("figcaption", {}, map.title, !attention && map.part ? element("code", {}, ` ${map.part}`) : null), element("div", { class: "scroll" }, plot)));
   });
 }
 
@@ -131,16 +134,21 @@ function drawMaps() {
   byId("formula").textContent = quantity ? quantity.formula : "";
   drawLegend(state.quantity, range);
   const notes = [];
-  const cells = state.view.maps.flatMap((map) => map.cells);
+  const cells = state.view.maps.filter(isShown).flatMap((map) => map.cells);
   if (cells.some((cell) => isMarked(cell[2], cell[3]))) notes.push("a white dot stands out (see above)");
   if (cells.some((cell) => isFailed(cell[2], cell[3]))) notes.push("a hatched cell has no spectrum");
   if (range && cells.some((cell) => !isFailed(cell[2], cell[3]) && valueOf(state.quantity)(cell[2], cell[3]) === null)) {
     notes.push("a grey cell was not measured in this way");
   }
+  const hidden = [];
   const lead = state.view.maps.length ? "Click a cell, or move with the arrow keys." : "No matrix of this scan belongs to a layer: see the table below.";
-  byId("map-notes").textContent = lead + (notes.length ? ` Here ${notes.join(", ")}.` : "");
   for (const plot of document.querySelectorAll("#grid .plot")) {
     const map = state.view.maps[Number(plot.dataset.map)];
+    plot.closest("figure").hidden = !isShown(map);
+    if (!isShown(map)) {
+      hidden.push(map.title + (map.part ? ` of ${map.part}` : ""));
+      continue;
+    }
     const chosen = map.cells.find((cell) => cell[2] === state.site && cell[3] === state.head);
     drawHeatmap(plot, map, {
       room: plot.parentElement.clientWidth, range: range ?? { low: 0, high: 1, log: false }, valueOf: quantity ? valueOf(state.quantity) : () => null,
@@ -154,6 +162,8 @@ function drawMaps() {
       });
     }
   }
+  if (hidden.length) notes.push(`not measured in this way: ${hidden.join(", ")}`);
+  byId("map-notes").textContent = lead + (notes.length ? ` Here ${notes.join("; ")}.` : "");
 }
 
 function drawPanel() {
@@ -232,7 +242,7 @@ function scatterSeries() {
       const label = nameOf(site, head);
       if (head.pairs) add(`${kind} pairs`, { name: `${kind}, rotary pair sums`, colour, symbol: "square" }, point(headAt, part, part.pair_sum, label));
       else {
-        add(kind, { name: kind, colour, symbol: "circle" }, point(headAt, part, part.nuclear, label));
+        add(kind, { name: kind, colour, symbol: site.kind === "ov" ? "triangle-up" : "circle" }, point(headAt, part, part.nuclear, label));
         if (random > 0) nulls.add(Number(random.toPrecision(2)));
       }
     });
@@ -240,11 +250,32 @@ function scatterSeries() {
   return { series: [...made.values()], nulls: [...nulls].sort((a, b) => a - b).slice(0, 3) };
 }
 
+/** What the lines and symbols of the scatter are. */
+function scatterKey(series, nulls) {
+  const colours = theme();
+  const draw = (d, attributes) => {
+    const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    for (const [name, value] of Object.entries({ width: 22, height: 12, "aria-hidden": "true" })) picture.setAttribute(name, value);
+    for (const [name, value] of Object.entries({ d, ...attributes })) path.setAttribute(name, value);
+    picture.append(path);
+    return picture;
+  };
+  const symbols = { circle: "M6 6a5 5 0 1 0 10 0a5 5 0 1 0 -10 0", "triangle-up": "M11 1L17 11H5Z", diamond: "M11 0L17 6L11 12L5 6Z", square: "M6 1H16V11H6Z" };
+  const line = (words, attributes) => element("li", {}, draw("M0 6H22", { fill: "none", "stroke-width": 2, ...attributes }), words);
+  return [
+    ...(state.relative ? [] : [line("balanced: half-sum = nuclear norm", { stroke: colours.ink })]),
+    ...nulls.map((gap) => line(`random factors: gap ${percent(gap)} of half-sum`, { stroke: colours.null, "stroke-dasharray": "5 4" })),
+    ...series.map((one) => element("li", {}, draw(symbols[one.symbol], { fill: one.colour }), `${one.name} (${one.points.length.toLocaleString("en")})`)),
+  ];
+}
+
 function drawBalance() {
   const { series, nulls } = scatterSeries();
   const target = byId("scatter");
   const notes = [];
   byId("balance").classList.toggle("empty", !series.length);
+  byId("scatter-key").replaceChildren(...(series.length ? scatterKey(series, nulls) : []));
   if (!series.length) {
     Plotly.purge(target);
     byId("scatter-notes").textContent = DATA.change
@@ -255,7 +286,7 @@ function drawBalance() {
   if (series.some((one) => one.symbol === "diamond")) notes.push("Heads that share keys or values are drawn as one point for each group: the balance law holds for the group.");
   notes.push("Random factors: the gap is near d_k / 4d of the half-sum, the ratio of head size to width.");
   byId("scatter-notes").textContent = notes.join(" ");
-  drawScatter(target, series, nulls, { relative: state.relative, width: target.clientWidth, height: 440 });
+  drawScatter(target, series, nulls, { relative: state.relative, width: target.clientWidth, height: target.clientHeight });
   if (!target.dataset.wired) {
     target.dataset.wired = "yes";
     target.on("plotly_click", ({ points }) => {
@@ -333,6 +364,7 @@ function start() {
       drawBalance();
     });
   }
+  byId("balance-buttons").append(saveButton(byId("scatter"), "rankwise-balance"));
   byId("step")?.addEventListener("input", (event) => showStep(Number(event.target.value)));
   byId("steps")?.addEventListener("submit", (event) => event.preventDefault());
   selectFirst();

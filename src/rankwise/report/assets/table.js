@@ -18,6 +18,7 @@ function tableColumns(data, view) {
     { title: "head", of: (row) => row.head.head, number: true },
     { title: "kind", of: (row) => row.site.kind },
     { title: "layer", of: (row) => row.site.layer, number: true },
+    { title: "stands out", of: (row) => row.found.join(", ") },
     { title: "shape", of: (row) => row.site.widths.join(" × ") },
   ];
   data.quantities.forEach((quantity, at) => {
@@ -26,7 +27,6 @@ function tableColumns(data, view) {
       hint: (row) => withError(row.head.measured[at]), show: (value) => number(value) });
   });
   columns.push(
-    { title: "stands out", of: (row) => row.found.join(", ") },
     { title: "certified", of: (row) => row.site.certified },
     { title: "method", of: (row) => (row.head.failure === null ? row.head.method : `failed: ${row.head.failure}`) },
   );
