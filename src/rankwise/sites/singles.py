@@ -9,12 +9,14 @@ from typing import Any
 from rankwise.sites.factor import Factor
 from rankwise.sites.site import Kind, Site
 
+# One component of a name: an attention module, or a projection of queries, keys and values.
 _ATTENTION = re.compile(
-    r"(^|[._])(attn|attns|attention|self_attention|self_attn|cross_attn|crossattention|selfattention|encdecattention|mha"
-    r"|q_?proj|k_?proj|v_?proj|qkv(_proj)?|q_?lin|k_?lin|v_?lin|query|key|value|query_key_value|wqkv|c_attn|in_proj_weight"
-    r"|to_[qkv]|w[qkv])([._]|$)",
+    r"\w*(attn|attention|mha)s?(_(?!(layer_?)?norm|hc|\w*conv|bias)\w+)?|(to_|w|c_|self_)?[qkv](_?proj|_?lin)?(_global)?|qkv(_?proj)?|wqkv|to_qkv"
+    r"|query|key|value|(query|key|value)_(global|proj|projection|protein|structure|msa)|query_key(_value)?|c_attn"
+    r"|in_proj_weight",
     re.IGNORECASE,
 )
+_FEED_FORWARD = re.compile(r"mlp|ffn?|feed_?forward", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(embed|wte|wpe|lm_head|shared|position|token_type|emb)(\b|_|s|d|i)", re.IGNORECASE)
 _EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -28,11 +30,14 @@ def is_matrix(shape: tuple[int, ...]) -> bool:
 
 def looks_like_attention(name: str) -> bool:
     """Whether a parameter's name says that it belongs to attention."""
-    return _ATTENTION.search(name) is not None
+    components = name.split(".")
+    if any(_FEED_FORWARD.fullmatch(component) for component in components):
+        return False
+    return any(_ATTENTION.fullmatch(component) for component in components)
 
 
 def single(name: str, shape: tuple[int, ...]) -> Site:
-    """A matrix parameter as a site of one factor: stacks of experts stay stacks, kernels become `out x (in, window)`."""
+    """A matrix parameter as a site of one factor: experts stay stacks, kernels become `out x (in, window)`."""
     layer = _LAYER.search(f".{name}")
     inside = int(layer.group(1)) if layer else None
     batch: tuple[tuple[str, int], ...] = ()
