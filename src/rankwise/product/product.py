@@ -123,8 +123,10 @@ class Product:
 
     def to(self, target: torch.device | torch.dtype | str) -> Product:
         """The same product on another device or in another type."""
-        start = None if self.start is None else Start(self.start.norm.to(target), self.start.floor)
-        return Product(*(factor.to(target) for factor in self.factors), start=start, is_sum=self.is_sum)
+        factors = [factor.to(target) for factor in self.factors]
+        # The norm of the start stays in float64: the floor of a change does not move with the type of its factors.
+        start = None if self.start is None else Start(self.start.norm.to(factors[0].device), self.start.floor)
+        return Product(*factors, start=start, is_sum=self.is_sum)
 
     def detach(self) -> Product:
         """The same factors, outside the autograd graph."""
@@ -142,14 +144,14 @@ class Product:
         Product(3 of 8x2x8, float32)
         """
         batch = self.batch_shape
-        probe = torch.empty(batch, device="meta")[index] if batch else _no_batch(index)
+        chosen = torch.arange(self.count, device=self.device).reshape(batch)[index] if batch else _no_batch(index)
         index = index if isinstance(index, tuple) else (index,)
         expanded = (factor.expand(*batch, *factor.shape[-2:]) for factor in self.factors)
         # An Ellipsis would reach into the matrix dimensions of a factor: close the index over the batch dimensions.
-        closed = (*index, slice(None), slice(None)) if Ellipsis in index else index
+        closed = (*index, slice(None), slice(None)) if any(part is Ellipsis for part in index) else index
         start = None if self.start is None else Start(self.start.norm.expand(batch)[index], self.start.floor)
         result = Product(*(factor[closed] for factor in expanded), start=start, is_sum=self.is_sum)
-        assert result.batch_shape == probe.shape
+        assert result.batch_shape == chosen.shape
         return result
 
     def __len__(self) -> int:
@@ -164,7 +166,10 @@ class Product:
         """The chain of both products' factors; a tensor counts as a product of one factor."""
         other = other if isinstance(other, Product) else Product(other)
         if self.shape[-1] != other.shape[-2]:
-            raise UserError(f"cannot multiply {self!r} by {other!r}: {self.shape[-1]} columns meet {other.shape[-2]} rows")
+            raise UserError(
+                f"cannot multiply {self!r} by {other!r}: {self.shape[-1]} columns meet {other.shape[-2]} rows, "
+                "they must be as many"
+            )
         return Product(*self.factors, *other.factors, is_sum=self.is_sum or other.is_sum)
 
     def __rmatmul__(self, other: Tensor) -> Product:
@@ -226,13 +231,13 @@ class Product:
         return balanced(self)
 
     def truncated(self, *, rank: int | None = None, energy: float | None = None) -> Product:
-        """The best approximation of a given rank, or of the smallest rank that keeps a share of the energy; balanced."""
+        """The best approximation of a given rank, or of the smallest that keeps a share of the energy; balanced."""
         from rankwise.product.gauge import truncated
 
         return truncated(self, rank=rank, energy=energy)
 
     def weighted(self, left: Tensor | None = None, right: Tensor | None = None) -> Product:
-        """The product seen through activations: `C_l^{1/2} P C_r^{1/2}` for the covariances of what meets its two sides."""
+        """The product seen through activations: `C_l^{1/2} P C_r^{1/2}` for the covariances of what meets its sides."""
         from rankwise.product.gauge import weighted
 
         return weighted(self, left, right)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.bounds import UNIT
+from rankwise.product.chain import half_chains
+from rankwise.product.gram import half_gram
 from rankwise.product.product import Product, Start
+from rankwise.product.scaling import normalized, scaled
 
 # A change has no rank when it is smaller than this many units of roundoff of the start: 1e-6 in float32.
 NOISE_FLOOR = 8.0
@@ -16,8 +18,7 @@ NOISE_FLOOR = 8.0
 
 def add(one: Product, two: Product) -> Product:
     """`one + two` as `[L, L'] @ diag(M, M') @ [R; R']`; the shallower product is padded with identities."""
-    if one.shape[-2:] != two.shape[-2:]:
-        raise UserError(f"cannot add {one!r} and {two!r}: the matrices have different shapes")
+    _check_pair(one, two, "+")
     depth = max(one.depth, two.depth)
     ones, twos = _padded(one, depth), _padded(two, depth)
     if depth == 1:
@@ -39,6 +40,7 @@ def change(end: Product, start: Product) -> Product:
 
     whose small singular values are as exact as the differences, where `[A_1, -B_1] @ [A_2; B_2]` loses them.
     """
+    _check_pair(end, start, "-")
     shapes = [[factor.shape[-2:] for factor in product.factors] for product in (end, start)]
     if shapes[0] != shapes[1]:
         return add(end, -start)
@@ -46,7 +48,7 @@ def change(end: Product, start: Product) -> Product:
     ends = [factor.to(dtype) for factor in end.factors]
     starts = [factor.to(dtype) for factor in start.factors]
     differences = [a - b for a, b in zip(ends, starts, strict=True)]
-    origin = Start(_norm_bound(starts), NOISE_FLOOR * torch.finfo(dtype).eps)
+    origin = Start(frobenius_norm(start), NOISE_FLOOR * torch.finfo(dtype).eps)
     if end.depth == 1:
         return Product(differences[0], start=origin)
     left = _join((differences[0], starts[0]), -1)
@@ -55,15 +57,40 @@ def change(end: Product, start: Product) -> Product:
     return Product(left, *inner, right, start=origin, is_sum=True)
 
 
-def _norm_bound(factors: Sequence[Tensor]) -> Tensor:
-    """The Frobenius norm of a product of two factors from their Grams, `sqrt <A^T A, B B^T>`; chains are reduced first."""
-    gram = factors[0].double().mT @ factors[0].double()
-    for factor in factors[1:-1]:
-        gram = factor.double().mT @ gram @ factor.double()
-    if len(factors) == 1:
-        return gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
-    right = factors[-1].double()
-    return (gram * (right @ right.mT)).sum((-2, -1)).clamp_min(0).sqrt()
+@torch.no_grad()
+def frobenius_norm(product: Product) -> Tensor:
+    """The Frobenius norm of every matrix from the Grams where the chain is narrowest, `sqrt <G_left, G_right>`.
+
+    >>> frobenius_norm(Product(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0]])))
+    tensor(10., dtype=torch.float64)
+    """
+    ordinary, exponent = normalized(product.detach())
+    if ordinary.depth == 1:
+        norm = torch.linalg.vector_norm(ordinary.left, dim=(-2, -1), dtype=torch.float64)
+    else:
+        grams = [half_gram(half, torch.float64, UNIT).gram for half in half_chains(ordinary) if half]
+        inner = grams[0] * grams[1] if len(grams) == 2 else grams[0].diagonal(dim1=-2, dim2=-1)[..., None]
+        norm = inner.sum((-2, -1)).clamp_min(0).sqrt()
+    return scaled(norm.expand(product.batch_shape)[..., None], exponent)[..., 0]
+
+
+def _check_pair(one: Product, two: Product, sign: str) -> None:
+    if one.shape[-2:] != two.shape[-2:]:
+        raise UserError(
+            f"cannot compute {one!r} {sign} {two!r}: the matrices have different shapes, give two of the same one"
+        )
+    if one.device != two.device:
+        raise UserError(
+            f"cannot compute {one!r} {sign} {two!r}: one lies on {one.device} and one on {two.device}, "
+            "move one with .to(device)"
+        )
+    try:
+        torch.broadcast_shapes(one.batch_shape, two.batch_shape)
+    except RuntimeError:
+        raise UserError(
+            f"cannot compute {one!r} {sign} {two!r}: their batch dimensions do not broadcast, "
+            "index or expand one of them"
+        ) from None
 
 
 def _padded(product: Product, depth: int) -> list[Tensor]:
