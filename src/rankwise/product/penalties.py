@@ -38,8 +38,8 @@ def frobenius_penalty(product: Product) -> Float[Tensor, "*batch"]:
     if left is None or right is None:
         matrix = left if right is None else right
         assert matrix is not None
-        return matrix.square().sum((-2, -1)) / 2
-    return _FrobeniusPenalty.apply(left, right)
+        return (matrix.square().sum((-2, -1)) / 2).expand(product.batch_shape)
+    return _FrobeniusPenalty.apply(left, right).expand(product.batch_shape)
 
 
 def nuclear_penalty(product: Product) -> Float[Tensor, "*batch"]:
@@ -60,7 +60,8 @@ def nuclear_penalty(product: Product) -> Float[Tensor, "*batch"]:
     present = left if left is not None else right
     assert present is not None
     identity = torch.eye(product.max_rank, dtype=present.dtype, device=present.device)
-    return _NuclearPenalty.apply(identity if left is None else left, identity if right is None else right)
+    value = _NuclearPenalty.apply(identity if left is None else left, identity if right is None else right)
+    return value.expand(product.batch_shape)
 
 
 class _FrobeniusPenalty(torch.autograd.Function):

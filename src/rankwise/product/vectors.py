@@ -84,7 +84,8 @@ def svd(product: Product, k: int | None = None) -> SingularVectors:
         raise UserError(f"{product!r} has {count} singular triplets: ask for 1 to {count}, got k={k}")
     spectrum = product.spectrum(method="qr")
     reduced = reduce_with_ends(product)
-    decomposition = guarded(thin_svd, reduced.left @ reduced.right.mT)
+    core = reduced.left @ reduced.right.mT
+    decomposition = guarded(thin_svd, core.expand(*product.batch_shape, *core.shape[-2:]))
     left, values, right = decomposition.outputs
     left, right = reduced.left_end @ left[..., :k], reduced.right_end @ right.mT[..., :k]
     sign = _signs(left)
