@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,24 +46,29 @@ def record(
         inputs: keyword arguments of the model's forward; made up from its configuration by default.
     """
     calls: dict[str, Call] = {}
+    begun: dict[str, Call] = {}
     wanted = {"", *paths}
     for path in paths:
         parts = path.split(".")
         wanted |= {".".join(parts[:length]) for length in range(1, len(parts))}
     problems: list[str] = []
 
-    def hook(path: str) -> Callable:
+    def before(path: str) -> Callable:
         def keep(_: nn.Module, args: tuple, kwargs: dict) -> None:
-            if path not in calls:
-                args, kwargs = (mapped(each, lambda tensor: tensor.detach().clone()) for each in (args, dict(kwargs)))
-                calls[path] = Call(path, args, {key: _without_cache(each) for key, each in kwargs.items()})
+            args, kwargs = (mapped(each, lambda tensor: tensor.detach().clone()) for each in (args, dict(kwargs)))
+            begun.setdefault(path, Call(path, args, {key: _without_cache(each) for key, each in kwargs.items()}))
 
         return keep
+
+    def after(path: str) -> Callable:
+        # A call that raised cannot be made again.
+        return lambda *_: calls.setdefault(path, begun[path]) and None
 
     modules = dict(model.named_modules(remove_duplicate=False))
     with ExitStack() as hooks, evaluating(model), torch.no_grad():
         for path in sorted(wanted & modules.keys()):
-            hooks.enter_context(modules[path].register_forward_pre_hook(hook(path), with_kwargs=True, prepend=True))
+            hooks.enter_context(modules[path].register_forward_pre_hook(before(path), with_kwargs=True, prepend=True))
+            hooks.enter_context(modules[path].register_forward_hook(after(path)))
         for path, given in probes(model, inputs):
             if all(name in calls for name in paths if not path or name == path or name.startswith(f"{path}.")):
                 continue
@@ -76,11 +81,23 @@ def record(
     return calls, problems
 
 
-def nearest(calls: Mapping[str, Call], path: str) -> Call | None:
-    """The call of the module, or of the innermost module around it that was called."""
+def nearest(model: nn.Module, calls: Mapping[str, Call], path: str) -> Call | None:
+    """The call of the module; or else that of a module just like it, as another layer's; or of the innermost module around
+    it that was called."""
+    if path in calls:
+        return calls[path]
+    module = model.get_submodule(path)
+    for other, call in calls.items():
+        if other and _alike(model.get_submodule(other), module):
+            return replace(call, path=path)
     while path and path not in calls:
         path = path.rpartition(".")[0]
     return calls.get(path)
+
+
+def _alike(one: nn.Module, two: nn.Module) -> bool:
+    shapes = [{name: each.shape for name, each in module.named_parameters()} for module in (one, two)]
+    return type(one) is type(two) and shapes[0] == shapes[1]
 
 
 @contextmanager

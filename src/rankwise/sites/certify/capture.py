@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+_LARGEST = {torch.max, torch.amax, Tensor.max, Tensor.amax}
 _SOFTMAX = {torch.softmax, torch.special.softmax, Tensor.softmax, F.softmax}
 _BELOW_EVERY_LOGIT = -1e4
 
@@ -23,12 +24,10 @@ class Attention:
     Arguments:
         logits: what the softmax was given, keys last; for fused attention the products alone, without its mask.
         pattern: the attention weights, keys last.
-        shifted: whether each row's largest logit had been taken off before, as some modules do against overflow.
     """
 
     logits: Tensor
     pattern: Tensor
-    shifted: bool = False
 
 
 class Capture(TorchFunctionMode):
@@ -43,10 +42,13 @@ class Capture(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.attentions: list[Attention] = []
+        self._before_shift: Tensor | None = None
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if function in _SOFTMAX:
+        if function in _LARGEST and args and isinstance(args[0], Tensor):
+            self._before_shift = args[0].detach()
+        elif function in _SOFTMAX:
             self._softmax(*args, **kwargs)
         elif function is F.scaled_dot_product_attention:
             self._fused(*args, **kwargs)
@@ -60,9 +62,12 @@ class Capture(TorchFunctionMode):
         if not input.is_floating_point() or input.ndim < 2:
             return
         logits = input.detach().movedim(dim if dim is not None else -1, -1)
-        largest = logits.amax(-1)
-        shifted = bool((largest == 0).all()) and bool((logits != 0).any())
-        self.attentions.append(Attention(logits, torch.softmax(logits, -1), shifted))
+        pattern = torch.softmax(logits, -1)
+        raw = self._before_shift
+        if raw is not None and raw.shape == logits.shape and (logits.amax(-1) == 0).all():
+            # Some modules take off each row's largest logit against overflow; the logits are what they took it from.
+            logits = raw
+        self.attentions.append(Attention(logits, pattern))
 
     def _fused(
         self,

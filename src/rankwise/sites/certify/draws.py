@@ -82,11 +82,18 @@ class Draws:
 
 @dataclass(frozen=True)
 class Part:
-    """The share of one site in the logits: queries and keys, the dimensions that stand still, the pairs that turn."""
+    """The share of one site in the logits: queries and keys, the dimensions that stand still, the pairs that turn.
+
+    Arguments:
+        site: the site.
+        query, key: `[samples, heads, positions, size]`.
+        weight: what multiplies each dimension after it has turned, `[heads, size]`.
+    """
 
     site: Site
     query: Tensor
     key: Tensor
+    weight: Tensor | None = None
 
     @property
     def _split(self) -> tuple[Tensor, Tensor]:
@@ -100,16 +107,31 @@ class Part:
     def still(self) -> Tensor:
         """The logits of the dimensions that do not turn, `[samples, heads, queries, keys]`."""
         _, dims = self._split
-        return self.scale * self.query[..., dims] @ self.key[..., dims].mT
+        query = self.query if self.weight is None else self.query * self.weight[:, None]
+        return self.scale * query[..., dims] @ self.key[..., dims].mT
 
-    def turning(self, i: int, j: int) -> tuple[Tensor, Tensor]:
-        """The dot and cross products of every pair for one query and one key position, `[samples, heads, pairs]`."""
+    def turning(self, i: int, j: int) -> list[Tensor]:
+        """What the angles' functions multiply for one query and one key position, each `[samples, heads, pairs]`.
+
+        Without weights: the dot and the cross product of each pair, for the cosine and the sine of one angle. With weights:
+        for `cos cos`, `sin sin`, `sin cos` and `cos sin` of the query's and the key's own angles.
+        """
         pairs, _ = self._split
-        q, k = self.query[..., i, :][..., pairs], self.key[..., j, :][..., pairs]
-        dot = (q * k).sum(-1)
-        cross = q[..., 0] * k[..., 1] - q[..., 1] * k[..., 0]
-        return self.scale * dot, self.scale * cross
+        q, k = self.scale * self.query[..., i, :][..., pairs], self.key[..., j, :][..., pairs]
+        same, other, across, back = (q[..., a] * k[..., b] for a, b in ((0, 0), (1, 1), (0, 1), (1, 0)))
+        if self.weight is None:
+            return [same + other, across - back]
+        one, two = self.weight[:, pairs].unbind(-1)
+        return [
+            *(same * one + other * two, same * two + other * one),
+            *(across * two - back * one, back * two - across * one),
+        ]
 
     @property
     def pairs(self) -> int:
         return len(self._split[0])
+
+    @property
+    def angles(self) -> int:
+        """How many functions of angles stand in the logit at fixed positions."""
+        return self.pairs * (2 if self.weight is None else 4)

@@ -30,6 +30,19 @@ def values(site: Site, source: Mapping[str, Tensor], stream: Tensor) -> Tensor:
     return _through(site, source, stream, range(len(site.factors) - 1, 0, -1), norm=False)
 
 
+def late_weight(site: Site, source: Mapping[str, Tensor]) -> Tensor | None:
+    """What gains multiply each dimension by after the rotation, `[heads, head size]`; None where gains come before it."""
+    facts = site.attention
+    if facts is None or facts.norm is None or not facts.norm.after_rotary or not any(site.gains):
+        return None
+    weight: Tensor | None = None
+    for gain in site.gains:
+        if gain is not None:
+            vector = flat_heads(_as_row(gain.offset + gain.factor.view(source[gain.factor.parameter])), site)[:, 0]
+            weight = vector if weight is None else weight * vector
+    return weight
+
+
 def query_side(site: Site) -> int:
     """How many of the factors stand on the query's (or the output's) side of the head."""
     if site.kind == "ov":
@@ -83,7 +96,7 @@ def _normalized(site: Site, source: Mapping[str, Tensor], stream: Tensor, positi
         stream = _over_width(stream, kind, eps)
     else:
         stream = _scaled(stream, kind, eps, dims=(-1,))
-    if gain is not None:
+    if gain is not None and not (declared is not None and declared.after_rotary and not latent):
         vector = gain.offset + gain.factor.view(source[gain.factor.parameter])
         stream = stream * _as_row(vector)
         shift = _sibling(gain.factor, source)

@@ -72,7 +72,7 @@ class _Makers:
 
     def make(self, name: str) -> Any:
         makers = {
-            "input_ids": lambda: self._tokens(TOKENS),
+            "input_ids": lambda: self._tokens(TOKENS * (self._size("downsampling_rate") or 1)),
             "decoder_input_ids": lambda: self._tokens(TOKENS),
             "attention_mask": lambda: None,
             "pixel_values": self._pixels,
@@ -88,7 +88,7 @@ class _Makers:
             "query_embeds": lambda: self._normal(BATCH, TOKENS, self._size("hidden_size", "d_model")),
             "input_values": self._sound,
             "input_features": self._features,
-            "bbox": lambda: torch.zeros(BATCH, TOKENS, 4, dtype=torch.long, device=self.like.device),
+            "bbox": self._boxes,
         }
         return makers[name]() if name in makers else None
 
@@ -97,9 +97,7 @@ class _Makers:
 
     def _tokens(self, count: int) -> Tensor | None:
         text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
-        words = getattr(text, "vocab_size", None) or self._size("vocab_size")
-        if not isinstance(words, int):
-            return None
+        words = getattr(text, "vocab_size", None) or self._size("vocab_size") or 90
         special = {
             value
             for key, value in self.config.to_dict().items()
@@ -113,6 +111,10 @@ class _Makers:
         if any(size is None for size in shape):
             return None
         return torch.randn(*shape, generator=self.generator).to(self.like)  # pyright: ignore[reportArgumentType]
+
+    def _boxes(self) -> Tensor:
+        corners = torch.randint(0, 100, (1, TOKENS, 4), generator=self.generator).cumsum(-1)
+        return corners.expand(BATCH, TOKENS, 4).to(self.like.device)
 
     def _pixels(self) -> Tensor | None:
         vision = getattr(self.config, "vision_config", None) or self.config

@@ -45,8 +45,8 @@ def certify(sites: Sites, model: Any, inputs: Mapping[str, Any] | None = None) -
     factors = sorted({f for module in model.modules() for f in _attention_factors(module)})
     certificates: dict[str, Certificate] = {}
     for path, members in modules.items():
-        call = nearest(calls, path)
-        if call is None or (call.path == "" and path != "" and inputs is None and problems):
+        call = nearest(model, calls, path)
+        if call is None:
             reason = "; ".join(["the module was never called", *problems[:2]])
             certificates |= {site.name: _without(site, reason) for site in members}
         else:

@@ -39,25 +39,26 @@ def turning_error(
         return Proof.absent("no pair of positions is visible to all heads")
     worst = radius_error = diagonal_error = 0.0
     turned = False
+    turning = [part for part in parts if part.pairs]
     radii: list[Tensor] = []
     for i, j in places:
-        dot, cross = (
-            torch.cat(each, -1) for each in zip(*(part.turning(i, j) for part in parts if part.pairs), strict=True)
-        )
-        design = torch.cat([dot, cross], -1).flatten(0, 1)
+        columns = [torch.cat(part.turning(i, j), -1) for part in turning]
+        design = torch.cat(columns, -1).flatten(0, 1)
         wanted = target[..., i, j].reshape(-1, 1)
         if len(design) < 2 * design.shape[-1]:
             return Proof.absent(f"{len(design)} samples are too few to fit {design.shape[-1]} rotary coefficients")
         solution = torch.linalg.lstsq(design, wanted).solution
         worst = max(worst, float((design @ solution - wanted).abs().max()) / largest)
-        a, b = solution[:, 0].chunk(2)
-        radii.append((a.square() + b.square()).sqrt())
-        if square and i == j:
-            diagonal_error = max(diagonal_error, float(b.abs().max()))
-        turned = turned or bool((b.abs() > _TURNED).any())
+        for part, found in zip(turning, solution[:, 0].split([part.angles for part in turning]), strict=True):
+            functions = found.reshape(-1, part.pairs)
+            radii.append(functions.square().sum(0).sqrt())
+            sines = functions[1:2] if part.weight is None else functions[1:]
+            if square and i == j and part.weight is None:
+                diagonal_error = max(diagonal_error, float(sines.abs().max()))
+            turned = turned or bool((sines.abs() > _TURNED).any())
     if worst > tolerance:
         return Proof("failed", worst, tolerance, "no rotation of these pairs gives the logits")
-    radius = torch.stack(radii)
+    radius = torch.cat(radii)
     factor = min((1.0, *factors), key=lambda each: abs(each - float(radius.mean())))
     radius_error = float((radius - factor).abs().max())
     if max(radius_error, diagonal_error) > 10 * tolerance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import warnings
@@ -9,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rankwise.errors import UserError, require
+from rankwise.sites.certify.peculiar import PECULIAR
 
 HEADS, GROUPS, HEAD_SIZE, LAYERS, WORDS = 6, 2, 8, 2, 99
 _MOST_PARAMETERS = 30_000_000
@@ -50,6 +52,7 @@ _NAMES: tuple[tuple[str, str], ...] = (
     (r"image_size", "image"),
     (r"(first_k_dense_replace|mtp_num_layers|num_nextn_predict_layers)", "zero"),
 )
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _PATTERNS = [(re.compile(pattern), name) for pattern, name in _NAMES]
 
 
@@ -92,6 +95,8 @@ def attempts() -> Iterator[tuple[str, dict[str, int]]]:
     yield "a head size of 16", _sizes(16, separate=False, groups=HEADS)
     yield "four heads of 16", _sizes(16, separate=False, heads=4, groups=2)
     yield "four heads of 32", _sizes(32, separate=False, heads=4, groups=4)
+    yield "four heads of 64", _sizes(64, separate=False, heads=4, groups=2)
+    yield "four heads of 128", _sizes(128, separate=False, heads=4, groups=2)
     yield "its own sizes, with few layers", {"layers": LAYERS, "image": 64}
     yield "its own sizes", {}
 
@@ -105,7 +110,7 @@ def model_types() -> list[str]:
 def tiny_models(
     model_type: str, changes: Mapping[str, Any] | None = None, *, seed: int = 0
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Small float64 models of a type with every parameter random, one for each way to make it small that builds.
+    """Small models of a type with every parameter random, one for each way to make it small that builds.
 
     Arguments:
         model_type: a model type of transformers.
@@ -122,11 +127,11 @@ def tiny_models(
                 warnings.simplefilter("ignore")
                 config = tiny_config(model_type, sizes, changes or {})
                 with torch.device("meta"):
-                    count = sum(p.numel() for p in transformers.AutoModel.from_config(config).parameters())
+                    count = sum(parameter.numel() for parameter in _build(config).parameters())
                 if count > _MOST_PARAMETERS:
                     reasons.append(f"{count} parameters are too many")
                     continue
-                model = transformers.AutoModel.from_config(config)
+                model = _build(config)
         except Exception as error:
             reasons.append(f"{type(error).__name__}: {' '.join(str(error).split())}"[:200])
             continue
@@ -134,6 +139,28 @@ def tiny_models(
         yield label, randomized(model, seed)
     if not built:
         raise TinyError(f"'{model_type}' does not build small: {reasons[0]}")
+
+
+def _build(config: Any) -> nn.Module:
+    """The base model of a configuration; parts of composite models are in no automatic table, so look beside it."""
+    transformers = require("transformers", extra="hf")
+    kind = type(config)
+    if kind in transformers.MODEL_MAPPING:
+        return transformers.AutoModel.from_config(config)
+    home = importlib.import_module(kind.__module__.replace(".configuration_", ".modeling_"))
+    models = [
+        each
+        for each in vars(home).values()
+        if isinstance(each, type)
+        and issubclass(each, transformers.PreTrainedModel)
+        and each.__module__ == home.__name__
+        and each.__dict__.get("config_class", each.__dict__.get("__annotations__", {}).get("config"))
+        in (kind, kind.__name__)
+        and not each.__name__.endswith("PreTrainedModel")
+    ]
+    if not models:
+        raise TinyError(f"transformers has no model for {kind.__name__}")
+    return models[0]._from_config(config)
 
 
 def tiny_config(model_type: str, sizes: Mapping[str, int], changes: Mapping[str, Any]) -> Any:
@@ -144,43 +171,59 @@ def tiny_config(model_type: str, sizes: Mapping[str, int], changes: Mapping[str,
 
 
 def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Draw every parameter at random, in float64: gains, biases and sinks too, since zeros and ones hide what is dropped."""
+    """Draw every parameter at random, gains, biases and sinks too: zeros and ones would hide what is dropped."""
     generator = torch.Generator().manual_seed(seed)
-    model = model.to(torch.float64).eval()
+    model = model.float().eval()
     for parameter in model.parameters():
         if not parameter.is_floating_point():
             continue
         size = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
-        values = size * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.data.copy_(values)
+        parameter.data.copy_(size * torch.randn(parameter.shape, generator=generator))
     return model
 
 
 def _small(config: Any, sizes: Mapping[str, int], changes: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    sizes = _latent(config, sizes)
+    sizes = _latent(config, _with_width(config, sizes))
     types = getattr(config, "layer_types", None)
     kinds = list(dict.fromkeys(types)) if types else []
     layers = max(LAYERS, len(kinds))
+    many = next((each for key in _LAYERS if isinstance(each := getattr(config, key, None), int)), None)
     accepted = set(inspect.signature(type(config).__init__).parameters)
     for key in vars(config) | config.to_dict():
-        value = getattr(config, key, None)
-        if key.startswith("_") or key in ("model_type", "transformers_version"):
+        if key.startswith("_") or key in ("model_type", "transformers_version") or _computed(config, key):
             continue
+        value = getattr(config, key, None)
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             values[key] = {**_small(value, sizes, changes), "model_type": value.model_type}
             continue
         small = _value(key, value, sizes)
         if small is not None:
             values[key] = layers if small == LAYERS and kinds and key in ("num_hidden_layers", "n_layer") else small
+        elif isinstance(value, list) and len(value) == many and "layers" in sizes and key != "layer_types":
+            values[key] = (list(dict.fromkeys(value)) + value)[:layers] if isinstance(value[0], str) else value[:layers]
         elif "dropout" in key or key.endswith(("_drop", "pdrop", "drop_rate", "drop_path_rate", "layerdrop")):
             values[key] = 0.0 if isinstance(value, float) else value
-    if kinds and "layers" in sizes:
+    if kinds and "layers" in sizes and not _computed(config, "layer_types"):
         values["layer_types"] = (kinds + [kinds[-1]] * layers)[:layers]
     if "vocab_size" in values:
         _small_tokens(config, values)
+    changes = {**PECULIAR.get(config.model_type, {}), **changes}
     values |= {key: value for key, value in changes.items() if hasattr(config, key) or key in accepted}
     return values
+
+
+def _computed(config: Any, key: str) -> bool:
+    """Whether the configuration's class computes a value, so that it cannot be given."""
+    return isinstance(getattr(type(config), key, None), property)
+
+
+def _with_width(config: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """A width of its own only where the configuration names the head size: elsewhere the width sets it."""
+    names = {name for key in config.to_dict() for pattern, name in _PATTERNS if pattern.fullmatch(key)}
+    if "width" not in sizes or names & {"head_size", "still"}:
+        return sizes
+    return {**sizes, "width": sizes["heads"] * sizes["head_size"]}
 
 
 def _latent(config: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -217,8 +260,3 @@ def _small_tokens(config: Any, values: dict[str, Any]) -> None:
             and value >= words
         ):
             values[key] = next(fresh)
-
-
-def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters by name, tied ones under each of their names."""
-    return dict(model.named_parameters(remove_duplicate=False))

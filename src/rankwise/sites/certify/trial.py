@@ -63,7 +63,7 @@ def attempt(model_type: str, changes: Mapping[str, Any] | None = None, *, second
                     return Trial(model_type, changes or {}, None, label, "no attention site was found", unread, config)
                 if best.certificates is None or len(trial.proved) > len(best.proved):
                     best = trial
-                if certificates:
+                if certificates or any(each.value.status == "failed" for each in certificates.values()):
                     return trial
     except TinyError as error:
         return Trial(model_type, changes or {}, reason=str(error))
