@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rankwise.errors import UserError, require
 from rankwise.report.packing import script_json
-from rankwise.report.record import Record, checked
+from rankwise.report.record import ATTENTION, Record, checked
 from rankwise.report.summary import summarize
 from rankwise.report.view import page_data
 
-SCRIPTS = ("format.js", "charts.js", "details.js", "table.js", "page.js")
+SCRIPTS = ("format.js", "state.js", "charts.js", "maps.js", "details.js", "balance.js", "table.js", "page.js")
 
 
 def render(record: Record | Sequence[Record]) -> str:
@@ -45,6 +45,7 @@ def render(record: Record | Sequence[Record]) -> str:
         data=script_json(data),
         summaries=[summarize(one, position) for position, one in enumerate(records)],
         quantities=data["quantities"],
+        attention=any(site["kind"] in ATTENTION for site in records[-1]["sites"]),
     )
 
 

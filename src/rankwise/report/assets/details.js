@@ -9,25 +9,23 @@ const CERTIFICATES = {
   here: "proved on this very model", release: "layout passed in this release's tests", no: "not certified: layout taken on trust",
 };
 
-const colourOfKind = (kind, colours) => (kind === "qk" || kind === "ov" ? colours[kind] : colours.other);
+const colourOfKind = (kind, colours) => (isAttention(kind) ? colours[kind] : colours.other);
 
 /** "layer 3 · head 5 · QK", for a title, a hover or a screen reader. */
 function nameOf(site, head) {
-  const kind = site.kind === "qk" || site.kind === "ov" ? site.kind.toUpperCase() : site.kind;
+  const kind = isAttention(site.kind) ? site.kind.toUpperCase() : site.kind;
   const layer = site.layer === null ? null : `layer ${site.layer}`;
-  return [layer, site.heads.length > 1 || site.kind === "qk" || site.kind === "ov" ? `head ${head.head}` : null, kind].filter(Boolean).join(" · ");
+  return [layer, site.heads.length > 1 || isAttention(site.kind) ? `head ${head.head}` : null, kind].filter(Boolean).join(" · ");
 }
 
 function row(name, ...cells) {
   return element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((cell) => element("td", {}, cell)));
 }
 
-/** What random factors would give for a quantity of this head: `[value, spread]`, or null where there is no such null. */
-function nullOf(view, site, head, quantities, at) {
-  const random = site.null === null ? null : view.nulls[site.null];
-  const pair = random?.measured[at];
-  if (!pair || pair[0] === null) return null;
-  if (!quantities[at].scales) return pair;
+/** What random factors would give for a quantity of this head, at its own scale. */
+function nullOf(view, site, head, quantity, scales) {
+  const pair = unitNull(view, site, quantity);
+  if (!pair || !scales) return pair;
   return head.scale === null ? null : [pair[0] * head.scale, pair[1] === null ? null : pair[1] * head.scale];
 }
 
@@ -35,7 +33,7 @@ function measuresTable(data, view, site, head) {
   const body = element("tbody");
   data.quantities.forEach((quantity, at) => {
     if (!head.measured[at]) return;
-    const random = nullOf(view, site, head, data.quantities, at);
+    const random = nullOf(view, site, head, at, quantity.scales);
     body.append(row(quantity.title, withError(head.measured[at]), random ? number(random[0], 3) + (random[1] ? ` ± ${number(random[1], 1)}` : "") : "–"));
   });
   const names = ["measure", "value ± error bound", "random ± spread"].map((name) => element("th", { scope: "col" }, name));
@@ -64,7 +62,7 @@ function factsTable(site, head) {
   const facts = [
     ["shape", site.widths.join(" × ")],
     ["method", head.method in METHODS ? `${head.method}: ${METHODS[head.method]}` : head.method],
-    ["certificate", `${site.certified}: ${CERTIFICATES[site.certified] ?? ""}`],
+    ["certificate", site.widths.length === 2 ? "none needed: a single matrix, as stored" : `${site.certified}: ${CERTIFICATES[site.certified] ?? ""}`],
     ["orientation", site.orientation],
     ["layout", site.layout],
     ["rotary", site.rotary],
@@ -96,8 +94,8 @@ function fillPanel(panel, data, view, siteAt, headAt, { log, onLog, onPick }) {
   const head = site.heads[headAt];
   const random = site.null === null ? null : view.nulls[site.null];
   const twin = view.sites.findIndex((other) => other.layer === site.layer && other.kind !== site.kind
-    && other.name.slice(0, -3) === site.name.slice(0, -3) && ["qk", "ov"].includes(other.kind) && other.heads.length > headAt);
-  const found = view.findings.filter((one) => one.site === siteAt && (one.head === null || one.head === headAt));
+    && other.name.slice(0, -3) === site.name.slice(0, -3) && isAttention(other.kind) && other.heads.length > headAt);
+  const found = findingsOf(view, siteAt, headAt);
   const title = element("h3", { id: "panel-title" }, (data.change ? "Change of " : "") + nameOf(site, head));
   const twinButton = element("button", { type: "button" }, twin < 0 ? "" : `${view.sites[twin].kind.toUpperCase()} of this head`);
   twinButton.addEventListener("click", () => onPick(twin, headAt));

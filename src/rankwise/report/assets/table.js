@@ -6,7 +6,7 @@ const ROWS_AT_ONCE = 100;
 /** One row for each head, with the text that a search looks through. */
 function tableRows(view) {
   return view.sites.flatMap((site, siteAt) => site.heads.map((head, headAt) => {
-    const found = view.findings.filter((one) => one.site === siteAt && (one.head === null || one.head === headAt)).map((one) => one.kind);
+    const found = findingsOf(view, siteAt, headAt).map((one) => one.kind);
     const text = [site.name, site.kind, head.method, site.certified, head.failure ?? "", ...found].join(" ").toLowerCase();
     return { site, head, siteAt, headAt, found, text };
   }));
