@@ -30,7 +30,7 @@ def _change(side: str) -> Any:
     def cell(site: Mapping[str, Any]) -> str:
         own = average((head["change"][side] for head in site["heads"]), "{:.0%}")
         chance = average((head["change"][f"{side}_chance"] for head in site["heads"]), "{:.0%}")
-        return f"{own} / {chance}"
+        return f"{own}/{chance}"
 
     return cell
 
@@ -58,8 +58,8 @@ PRODUCTS: Columns = (
     ("s_1", lambda site: average(measured(site, "operator_norm"))),
     ("stable rank", lambda site: average(measured(site, "stable_rank"))),
     ("95 % energy", lambda site: average(measured(site, "energy_rank"))),
-    ("left / chance", _change("left")),
-    ("right / chance", _change("right")),
+    ("left/ chance", _change("left")),
+    ("right/ chance", _change("right")),
 )
 MATRICES: Columns = (
     ("matrix", lambda matrix: printable(matrix["parameter"].removesuffix(".weight"))),

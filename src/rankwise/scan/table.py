@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from rankwise.text import printable
 MOST_ROWS = 60
 MOST_EXAMPLES = 4
 MOST_UNREAD = 8
+LEFT = {"site", "matrix", "proved", "in"}
 
 WORDS = {
     "failed": "their numbers could not be computed",
@@ -53,13 +55,11 @@ def summary(record: Mapping[str, Any]) -> RenderableType:
 def cells(title: str, entries: Sequence[Any], columns: Columns, rows: int) -> Table:
     """A table of a row for each entry, cut at a number of rows, and saying so."""
     table = Table(
-        title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False
+        title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
     )
     for name, _ in columns:
-        if name in ("site", "matrix"):
-            table.add_column(name, min_width=12, overflow="fold")
-        else:
-            table.add_column(name, justify="left" if name == "proved" else "right", no_wrap=True)
+        # Headings may break between words; numbers hold no spaces, so that they never do.
+        table.add_column(name, justify="left" if name in LEFT else "right", overflow="fold")
     for entry in entries[:rows]:
         table.add_row(*(Text(cell(entry)) for _, cell in columns))
     if len(entries) > rows:
@@ -73,7 +73,7 @@ def _beside_null(measure: str) -> Callable[[Mapping[str, Any]], str]:
     def cell(site: Mapping[str, Any]) -> str:
         null = ((site["null"] or {}).get("measures", {}).get(measure) or [None])[0]
         own = average(measured(site, measure))
-        return own if null is None else f"{own} / {null:.3g}"
+        return own if null is None else f"{own}/{null:.3g}"
 
     return cell
 
@@ -85,7 +85,7 @@ def _gap(site: Mapping[str, Any]) -> str:
         laws = site["group"]
     own = average((law["relative"] if law else None for law in laws), "{:.1%}")
     null = ((site["null"] or {}).get("relative_gap") or [None])[0]
-    return own if null is None or site["rotary"] or site.get("group") else f"{own} / {null:.1%}"
+    return own if null is None or site["rotary"] or site.get("group") else f"{own}/{null:.1%}"
 
 
 def _worst(site: Mapping[str, Any]) -> str:
@@ -145,7 +145,7 @@ def _findings(record: Mapping[str, Any]) -> Iterator[RenderableType]:
         if kind in WORDS:
             yield Text(f"  {count} {kind}: {WORDS[kind]}", style="bold")
         for finding in examples:
-            yield Text(f"    {printable(finding['text'], limit=240)}")
+            yield Padding(Text(printable(finding["text"], limit=240)), (0, 0, 0, 4))
         if count > len(examples):
             yield Text(f"    … and {count - len(examples)} more (--json and --html hold all)", style="dim")
 
@@ -162,7 +162,7 @@ def _unread(record: Mapping[str, Any]) -> Iterator[RenderableType]:
     for reason, names in list(reasons.items())[:MOST_UNREAD]:
         example = printable(names[0], limit=70)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield Text(f"  {example}{more}: {printable(reason, limit=400)}")
+        yield Padding(Text(f"{example}{more}: {printable(reason, limit=400)}"), (0, 0, 0, 2))
     if len(reasons) > MOST_UNREAD:
         yield Text(f"  … and {len(reasons) - MOST_UNREAD} more reasons", style="dim")
 
