@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from rankwise.errors import UserError
+from rankwise.text import printable
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -63,7 +64,7 @@ def evaluate(expression: str | int | float, values: Mapping[str, Any]) -> Any:
         raise
     except (TypeError, ZeroDivisionError, IndexError, KeyError, OverflowError, ValueError, RecursionError) as error:
         given = ", ".join(f"{name} = {values.get(name)!r:.40}" for name in sorted(names_in(expression)))
-        raise ExpressionError(f"cannot compute '{expression}' with {given}: {error}") from None
+        raise ExpressionError(f"cannot compute '{printable(expression)}' with {given}: {error}") from None
 
 
 def names_in(expression: str | int | float) -> set[str]:
@@ -85,7 +86,7 @@ def _parse(expression: str) -> ast.expr:
         return ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ExpressionError(
-            f"'{expression}' is not an expression: use names, numbers, + - * // / ** and 'or'"
+            f"'{printable(expression)}' is not an expression: use names, numbers, + - * // / ** and 'or'"
         ) from None
 
 

@@ -75,8 +75,8 @@ class Factor:
                 result = result.squeeze(axis)
         if tensor.device.type != "meta" and result.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
             raise LayoutError(
-                f"the pattern '{self.pattern}' copies {self.parameter} of shape {tuple(tensor.shape)}: a factor must be "
-                "a view, so a pattern may split and permute axes but not merge permuted ones"
+                f"the pattern '{self.pattern}' copies {self.parameter} of shape {tuple(tensor.shape)}: a factor must "
+                "be a view, so a pattern may split and permute axes but not merge permuted ones"
             )
         return result
 

@@ -33,7 +33,7 @@ def known_layouts() -> tuple[Layout, ...]:
 
 
 def register_layout(layout: Layout | str | Path) -> tuple[Layout, ...]:
-    """Make private architectures known: a `Layout`, the path of a TOML file, or TOML text, in the built-in table's form.
+    """Make private architectures known: a `Layout`, a TOML file's path, or TOML text, in the built-in table's form.
 
     Returns the layouts that were registered. A layout of a name registered before replaces it.
 

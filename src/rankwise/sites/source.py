@@ -43,7 +43,9 @@ def shapes_of(source: Any) -> dict[str, tuple[int, ...]]:
     if (entries := getattr(source, "entries", None)) is not None:
         return {name: tuple(entry.shape) for name, entry in entries.items()}
     if not isinstance(source, Mapping):
-        raise UserError(f"expected a module, a checkpoint or a mapping of names to tensors, got {type(source).__name__}")
+        raise UserError(
+            f"expected a module, a checkpoint or a mapping of names to tensors, got {type(source).__name__}"
+        )
     shapes = {}
     for name, value in source.items():
         if isinstance(value, Tensor):
