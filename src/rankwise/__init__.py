@@ -40,6 +40,13 @@ if TYPE_CHECKING:
     from rankwise.product.verdicts import collapsed as collapsed
     from rankwise.product.verdicts import looks_random as looks_random
     from rankwise.product.verdicts import spikes as spikes
+    from rankwise.scans.difference import Diff as Diff
+    from rankwise.scans.difference import diff as diff
+    from rankwise.scans.lora import extract_lora as extract_lora
+    from rankwise.scans.scan import Scan as Scan
+    from rankwise.scans.scan import scan as scan
+    from rankwise.scans.settings import Settings as Settings
+    from rankwise.sites.checkpoints import open_checkpoint as open_checkpoint
     from rankwise.sites.find import find as find
     from rankwise.sites.layout import Layout as Layout
     from rankwise.sites.registry import register_layout as register_layout
@@ -75,6 +82,11 @@ _MODULES = {
     "rankwise.product.spectrum": ("Spectrum",),
     "rankwise.product.vectors": ("SingularVectors",),
     "rankwise.product.verdicts": ("collapsed", "looks_random", "spikes"),
+    "rankwise.scans.difference": ("Diff", "diff"),
+    "rankwise.scans.lora": ("extract_lora",),
+    "rankwise.scans.scan": ("Scan", "scan"),
+    "rankwise.scans.settings": ("Settings",),
+    "rankwise.sites.checkpoints": ("open_checkpoint",),
     "rankwise.sites.find": ("find",),
     "rankwise.sites.layout": ("Layout",),
     "rankwise.sites.registry": ("register_layout",),

@@ -56,9 +56,9 @@ def diff(
         The most rows of a table to show.
     """
     from rankwise.cli.progress import progress
-    from rankwise.scan.difference import diff as compare
-    from rankwise.scan.frame import write_parquet
-    from rankwise.scan.settings import Settings
+    from rankwise.scans.difference import diff as compare
+    from rankwise.scans.frame import write_parquet
+    from rankwise.scans.settings import Settings
     from rankwise.sites.registry import register_layout
 
     for file in layouts:
@@ -76,6 +76,6 @@ def diff(
         return
     from rich.console import Console
 
-    from rankwise.scan.change_table import change_table
+    from rankwise.scans.change_table import change_table
 
     Console().print(change_table(record, rows=rows))

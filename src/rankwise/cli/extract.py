@@ -44,8 +44,8 @@ def extract_lora(
     import json as _json
 
     from rankwise.cli.progress import progress
-    from rankwise.scan.difference import diff
-    from rankwise.scan.lora import extract_lora as extract
+    from rankwise.scans.difference import diff
+    from rankwise.scans.lora import extract_lora as extract
 
     found = diff(base, tuned)
     with progress(quiet=json) as bar:

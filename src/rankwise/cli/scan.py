@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from rankwise.scan.scan import Scan
+    from rankwise.scans.scan import Scan
 
 
 def scan(
@@ -67,10 +67,10 @@ def scan(
         Go on with a scan that was interrupted.
     """
     from rankwise.errors import UserError
-    from rankwise.scan.frame import write_parquet
-    from rankwise.scan.scan import scan as start
-    from rankwise.scan.series import series_record, steps_of
-    from rankwise.scan.settings import Settings
+    from rankwise.scans.frame import write_parquet
+    from rankwise.scans.scan import scan as start
+    from rankwise.scans.series import series_record, steps_of
+    from rankwise.scans.settings import Settings
     from rankwise.sites.registry import register_layout
 
     if not checkpoints:
@@ -121,7 +121,7 @@ def _run(opened: Scan, *, resume: bool, quiet: bool) -> dict[str, Any]:
 def _show(record: dict[str, Any], rows: int) -> None:
     from rich.console import Console
 
-    from rankwise.scan.table import scan_table, summary
+    from rankwise.scans.table import scan_table, summary
 
     console = Console(soft_wrap=False)
     console.print(scan_table(record, rows=rows))

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from rankwise.errors import UserError
 from rankwise.product.catalogue import MEASURES
-from rankwise.scan.assess import assess
-from rankwise.scan.findings import findings
-from rankwise.scan.held import Held
-from rankwise.scan.journal import Journal, fingerprint
-from rankwise.scan.select import Selection
-from rankwise.scan.settings import WITH_SPECTRA, Settings
+from rankwise.scans.assess import assess
+from rankwise.scans.findings import findings
+from rankwise.scans.held import Held
+from rankwise.scans.journal import Journal, fingerprint
+from rankwise.scans.select import Selection
+from rankwise.scans.settings import WITH_SPECTRA, Settings
 from rankwise.sites.checkpoints import Checkpoint, open_checkpoint
 from rankwise.sites.find import find
 from rankwise.sites.site import Site
@@ -126,13 +126,13 @@ class Scan:
 
     def table(self) -> Table:
         """The scan as a table: one row for each site, its heads summed up."""
-        from rankwise.scan.table import scan_table
+        from rankwise.scans.table import scan_table
 
         return scan_table(self.record)
 
     def to_frame(self) -> pandas.DataFrame:
         """The scan as a data frame: one row for each head, a column for each measure, its error beside it."""
-        from rankwise.scan.frame import to_frame
+        from rankwise.scans.frame import to_frame
 
         return to_frame(self.record)
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rankwise.scan.table import Columns, average, cells, measured, summary
+from rankwise.scans.table import Columns, average, cells, measured, summary
 from rankwise.text import printable
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from rankwise.errors import UserError
 from rankwise.product.randomized import Projected, project
-from rankwise.scan.difference import LOOKED_FOR, WHOLE, Diff, energy_rank
-from rankwise.scan.table import cells
+from rankwise.scans.difference import LOOKED_FOR, WHOLE, Diff, energy_rank
+from rankwise.scans.table import cells
 from rankwise.text import printable
 
 # What no LoRA of linear layers carries.

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from rankwise.errors import UserError
 from rankwise.product.product import Product
 from rankwise.product.randomized import Projected, project
-from rankwise.scan.align import Renamed, common_names
-from rankwise.scan.assess import describe, head_records
-from rankwise.scan.numbers import bound, bounds, number, numbers
-from rankwise.scan.scan import Progress, Scan
-from rankwise.scan.settings import Settings
+from rankwise.scans.align import Renamed, common_names
+from rankwise.scans.assess import describe, head_records
+from rankwise.scans.numbers import bound, bounds, number, numbers
+from rankwise.scans.scan import Progress, Scan
+from rankwise.scans.settings import Settings
 from rankwise.sites.checkpoints import open_checkpoint
 from rankwise.sites.find import find
 from rankwise.sites.registry import known_layouts
@@ -28,7 +28,7 @@ from rankwise.sites.source import shapes_of, tensor_of
 from rankwise.text import printable
 
 if TYPE_CHECKING:
-    from rankwise.scan.lora import Extraction
+    from rankwise.scans.lora import Extraction
 
 # The leading directions whose overlap with the base's is reported, and those of a large matrix that are looked for.
 ALIGNED = 8
@@ -87,7 +87,7 @@ class Diff(Scan):
         bytes: int | str | None = None,
     ) -> Extraction:
         """Write the change as a PEFT adapter of a rank, an energy, or a number of bytes; see `extract_lora`."""
-        from rankwise.scan.lora import extract_lora
+        from rankwise.scans.lora import extract_lora
 
         return extract_lora(self, folder, rank=rank, energy=energy, size=bytes)
 

@@ -17,8 +17,8 @@ from rankwise.product.pairs import pair_balance
 from rankwise.product.product import Product
 from rankwise.product.spectrum import Spectrum
 from rankwise.product.verdicts import random_distance, rank_share, spikes
-from rankwise.scan.numbers import bound, bounds, number, numbers
-from rankwise.scan.settings import Settings
+from rankwise.scans.numbers import bound, bounds, number, numbers
+from rankwise.scans.settings import Settings
 from rankwise.sites.site import Site
 from rankwise.sites.source import Source
 

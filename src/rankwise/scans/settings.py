@@ -11,7 +11,7 @@ import torch
 from rankwise.errors import UserError
 from rankwise.product.catalogue import MEASURES, find_measure
 from rankwise.product.spectrum import Method
-from rankwise.scan.select import Selection
+from rankwise.scans.select import Selection
 from rankwise.sites.site import Kind
 
 # Of these kinds a scan computes whole spectra unless told otherwise; of the others, norms.
