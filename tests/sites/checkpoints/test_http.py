@@ -98,6 +98,16 @@ def test_final_statuses_are_told_at_once(server: Served, status: int, words: str
         open_checkpoint(f"{server.url}/m/model.safetensors")
 
 
+def test_a_refused_sibling_is_a_note_and_queries_are_never_shown(server: Served) -> None:
+    with serving(
+        {"/model.safetensors": save(WEIGHTS)}, lambda path: (403, b"") if "config" in path else None
+    ) as strict:
+        checkpoint = open_checkpoint(f"{strict.url}/model.safetensors")
+    assert checkpoint.config is None
+    assert any("no config.json was read" in note and "refuses access" in note for note in checkpoint.notes)
+    assert "secret" not in repr(open_checkpoint(f"{server.url}/m/model.safetensors?signature=secret"))
+
+
 def test_an_empty_file_and_a_truncated_one() -> None:
     whole = save(WEIGHTS)
     with serving({"/e.safetensors": b"", "/t.safetensors": whole[:-1]}) as served:

@@ -136,6 +136,21 @@ def test_shards_by_index_by_directory_and_without_an_index(tmp_path: Path) -> No
         open_checkpoint(tmp_path)
 
 
+def test_one_shard_alone_says_that_it_is_one(tmp_path: Path) -> None:
+    _sharded(tmp_path)
+    with open_checkpoint(tmp_path / "model-00002-of-00004.safetensors") as checkpoint:
+        assert list(checkpoint) == ["layers.1.w"]
+        assert checkpoint.notes == ["one shard of 4 was read: give the folder or the index for all"]
+
+
+def test_a_shard_that_the_index_does_not_name_in_full(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2), "b": torch.ones(3)}, tmp_path / "x.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert set(checkpoint) == {"a", "b"}
+        assert any(note.startswith("1 tensors that the index does not name") for note in checkpoint.notes)
+
+
 def test_missing_and_truncated_shards(tmp_path: Path) -> None:
     _sharded(tmp_path)
     shard = tmp_path / "model-00003-of-00004.safetensors"

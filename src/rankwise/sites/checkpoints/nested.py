@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -54,14 +54,16 @@ def find_tensors(content: object, file: str) -> FoundTensors:
     path: list[str] = []
     aside: list[str] = []
     weights: Mapping[Any, Any] = content
-    while len(path) < DEEPEST and (key := _weight_key(weights)) is not None:
+    passed: set[int] = set()
+    while id(weights) not in passed and (key := _weight_key(weights)) is not None:
+        passed.add(id(weights))
         aside += [str(other) for other, value in weights.items() if other != key and _holds_tensors(value)]
         path.append(key)
         weights = weights[key]
     optimizers = [key for key in weights if "optim" in str(key).lower() and isinstance(weights[key], Mapping)]
     aside += map(str, optimizers)
     tensors: dict[str, Tensor] = {}
-    for name, tensor in _flattened({key: weights[key] for key in weights if key not in optimizers}):
+    for name, tensor in _flattened(weights, leaving=optimizers):
         if name in tensors:
             raise CheckpointError(f"{printable(file)} holds '{printable(name)}' twice")
         tensors[name] = tensor
@@ -85,8 +87,8 @@ def _holds_tensors(value: object) -> bool:
     return isinstance(value, Mapping) and next(_flattened(value), None) is not None
 
 
-def _flattened(table: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of nested tables under its dotted name; each table once, so that a cycle ends."""
+def _flattened(table: Mapping[Any, Any], leaving: Sequence[Any] = ()) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of nested tables under its dotted name but those of some keys; each table once, so a cycle ends."""
     seen: set[int] = set()
     waiting: list[tuple[str, Mapping[Any, Any]]] = [("", table)]
     while waiting:
@@ -96,6 +98,8 @@ def _flattened(table: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
         seen.add(id(current))
         nested = []
         for key, value in current.items():
+            if current is table and key in leaving:
+                continue
             if isinstance(value, Tensor):
                 yield f"{prefix}{key}", value
             elif isinstance(value, Mapping):

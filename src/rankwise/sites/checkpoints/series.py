@@ -25,6 +25,11 @@ def open_series(pattern: str | Path) -> list[tuple[int, Path]]:
     paths = [Path(path) for path in glob.glob(wanted, recursive=True)]
     if not paths:
         raise CheckpointError(f"no checkpoint matches {printable(wanted)}: expected a glob such as 'runs/a/step*'")
+    return ordered(paths)
+
+
+def ordered(paths: list[Path]) -> list[tuple[int, Path]]:
+    """Checkpoints of one run as (step, path), sorted by the step that their paths name."""
     steps: dict[int, Path] = {}
     for path in sorted(paths):
         step = _step(path, paths)
