@@ -1,10 +1,11 @@
-"""Scan records for the page's tests: real spectra of random and of structured factors, as `docs/scan-format.md` says."""
+"""Scan records for the page's tests: real spectra of random and structured factors, as `docs/scan-format.md` says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def measured(values: Tensor, names: Sequence[str]) -> Json:
 @lru_cache(maxsize=64)
 def null(widths: tuple[int, ...], draws: int = 24) -> Json:
     """The null of Gaussian factors of these widths, drawn in full."""
-    factors = [gaussian(draws, *pair, seed=seed) for seed, pair in enumerate(zip(widths, widths[1:], strict=False))]
+    factors = [gaussian(draws, *pair, seed=seed) for seed, pair in enumerate(pairwise(widths))]
     product = factors[0]
     for factor in factors[1:]:
         product = product @ factor
@@ -351,10 +352,14 @@ def matrices_only() -> Json:
     """A network without attention, its spectra asked for."""
     sites = [
         matrix(
-            f"blocks.{layer}.{role}.mlp", kind="mlp", layer=layer, weight=gaussian(32, 24, seed=layer), spectrum=True
+            f"blocks.{layer}.{role}.mlp",
+            kind="mlp",
+            layer=layer,
+            weight=gaussian(32, 24, seed=2 * layer + place),
+            spectrum=True,
         )
         for layer in range(3)
-        for role in ("in", "out")
+        for place, role in enumerate(("in", "out"))
     ]
     return scan(sites, source="models/toy-perceptron")
 

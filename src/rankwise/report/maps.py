@@ -100,7 +100,7 @@ def _map(sites: Sequence[Record], members: Sequence[tuple[int, _Place]]) -> Heat
         kind=printable(kind),
         part=printable(part) if kind in ATTENTION else printable(part, limit=60),
         column_name="matrix" if roles else ("head" if kind in ATTENTION else printable(batch[0][0])),
-        rows=tuple("–" if layer is None else str(layer) for layer in layers),
+        rows=tuple("none" if layer is None else str(layer) for layer in layers),
         columns=tuple(printable(role, limit=40) for role in roles) or tuple(map(str, range(count))),
         cells=tuple(cells),
     )

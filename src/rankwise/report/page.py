@@ -1,4 +1,4 @@
-"""The page of a scan, a diff or a series: one HTML file that works from a mail attachment and asks the network nothing."""
+"""The page of a scan, a diff or a series: one HTML file that works as a mail attachment and never asks the network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ def render(record: Record | Sequence[Record]) -> str:
     # Line ends are normalized by the browser before it hashes a script.
     scripts = [text.replace("\r\n", "\n") for text in (plotly.get_plotlyjs(), *(_asset(name) for name in SCRIPTS))]
     environment = jinja.Environment(
-        autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        autoescape=True,
+        undefined=jinja.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     return environment.from_string(_asset("page.html.j2")).render(
         policy=_policy(scripts),
@@ -63,7 +67,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """A content security policy: these scripts, inline styles (Plotly sets them), images made on the spot, no network."""
+    """A content security policy: these scripts, inline styles (Plotly sets them), images made in place, no network."""
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii") for script in scripts)
     return "; ".join(
         [

@@ -1,4 +1,4 @@
-"""What a heatmap can be coloured by: the measures of a scan, and the numbers that follow from its balances and edges."""
+"""What a heatmap can be coloured by: the measures of a scan, and what follows from its balances and edges."""
 
 from __future__ import annotations
 

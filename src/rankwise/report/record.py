@@ -40,6 +40,17 @@ def step_of(record: Record, position: int) -> int:
     return int(numbers[-1][:15]) if numbers else position
 
 
+def finding_places(record: Record) -> list[tuple[int, int | None] | None]:
+    """For each finding the positions of its site and head (None: the whole site); None where there is no such head."""
+    positions = {str(site["name"]): index for index, site in enumerate(record["sites"])}
+    places: list[tuple[int, int | None] | None] = []
+    for entry in record["findings"]:
+        index, head = positions.get(str(entry.get("site"))), entry.get("head")
+        exists = index is not None and (head is None or head in range(len(record["sites"][index]["heads"])))
+        places.append((index, head) if index is not None and exists else None)
+    return places
+
+
 def finding_text(entry: Record) -> str:
     """What a finding says, without the kind that the page shows before it."""
     kind, text = str(entry.get("kind", "")), str(entry.get("text", ""))
@@ -48,13 +59,21 @@ def finding_text(entry: Record) -> str:
 
 def _check(record: object) -> None:
     if not isinstance(record, Mapping) or record.get("format") != FORMAT:
-        raise UserError(f'this is not a scan record: expected a JSON object with "format": "{FORMAT}" (rankwise scan --json)')
+        raise UserError(
+            f'this is not a scan record: expected a JSON object with "format": "{FORMAT}" (rankwise scan --json)'
+        )
     if record.get("version") != VERSION:
         raise UserError(
-            f"a scan record of version {record.get('version')!r} cannot be read by this page, which reads version {VERSION}: "
-            "scan again with the installed rankwise"
+            f"a scan record of version {printable(record.get('version'))} cannot be read by this page, "
+            f"which reads version {VERSION}: scan again with the installed rankwise"
         )
     _require(record, _TOP, "the record")
+    for name in ("unread", "findings"):
+        for number, entry in enumerate(record[name]):
+            if not isinstance(entry, Mapping):
+                raise UserError(
+                    f"{name}[{number}] of the scan record is not an object: the file is damaged, scan again"
+                )
     for number, site in enumerate(record["sites"]):
         place = f"sites[{number}]"
         if not isinstance(site, Mapping):
@@ -70,4 +89,6 @@ def _require(part: Record, fields: Mapping[str, type], place: str) -> None:
     for name, kind in fields.items():
         if not isinstance(part.get(name), kind):
             found = "is missing" if name not in part else f"is a {type(part[name]).__name__}"
-            raise UserError(f"{place}: {name!r} {found}, expected {kind.__name__}: the scan record is damaged, scan again")
+            raise UserError(
+                f"{place}: {name!r} {found}, expected {kind.__name__}: the scan record is damaged, scan again"
+            )

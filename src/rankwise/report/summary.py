@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankwise.report.packing import finite
-from rankwise.report.record import ATTENTION, Record, finding_text, step_of
+from rankwise.report.record import ATTENTION, Record, finding_places, finding_text, step_of
 from rankwise.text import printable
 
 FINDINGS = {
@@ -162,15 +162,11 @@ def _warnings(record: Record) -> tuple[str, ...]:
 
 
 def _findings(record: Record) -> tuple[Finding, ...]:
-    positions = {str(site["name"]): (index, site) for index, site in enumerate(record["sites"])}
     titles = {name: entry.get("title", name) for name, entry in record["measures"].items()}
     found = []
-    for entry in record["findings"]:
+    for entry, position in zip(record["findings"], finding_places(record), strict=True):
         name, head = str(entry.get("site")), entry.get("head")
-        index, site = positions.get(name, (None, None))
-        target = ""
-        if site is not None and index is not None and (head is None or head in range(len(site["heads"]))):
-            target = f"site-{index}-head-{head or 0}"
+        target = "" if position is None else f"site-{position[0]}-head-{position[1] or 0}"
         evidence = [
             (printable(titles.get(key, str(key).replace("_", " "))), number)
             for key, value in (entry.get("evidence") or {}).items()
@@ -191,7 +187,7 @@ def _findings(record: Record) -> tuple[Finding, ...]:
 def _unread(record: Record) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     grouped: dict[str, list[tuple[str, str]]] = {}
     for entry in record["unread"]:
-        shape = " × ".join(str(size) for size in entry.get("shape") or ()) or "?"
+        shape = " x ".join(str(size) for size in entry.get("shape") or ()) or "?"
         reason = printable(entry.get("reason") or "no reason given", 400)
         grouped.setdefault(reason, []).append((printable(entry.get("parameter", "?"), 160), printable(shape)))
     return tuple((reason, tuple(grouped[reason])) for reason in sorted(grouped, key=lambda one: -len(grouped[one])))

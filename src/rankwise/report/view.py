@@ -10,7 +10,7 @@ from typing import Any
 from rankwise.report.maps import heat_maps
 from rankwise.report.packing import packed, rounded, rounded_up
 from rankwise.report.quantities import Quantity, quantities, spectrum_length
-from rankwise.report.record import Record, finding_text, step_of
+from rankwise.report.record import Record, finding_places, finding_text, step_of
 from rankwise.text import printable
 
 # More points than this cannot be told apart on a plot; the ranks that are kept are shown as such.
@@ -59,11 +59,10 @@ def _view(record: Record, kinds: Sequence[Quantity], position: int) -> dict[str,
 
 
 def _findings(record: Record) -> list[dict[str, Any]]:
-    positions = {str(site["name"]): index for index, site in enumerate(record["sites"])}
     return [
         {"kind": printable(entry.get("kind", "")), "text": finding_text(entry)}
-        | {"site": positions.get(str(entry.get("site"))), "head": entry.get("head")}
-        for entry in record["findings"]
+        | ({"site": None, "head": None} if place is None else {"site": place[0], "head": place[1]})
+        for entry, place in zip(record["findings"], finding_places(record), strict=True)
     ]
 
 

@@ -51,6 +51,15 @@ function cellSize(map, room, words) {
   return { cell, row, margin, width: width - 8 + margin.r, height: margin.t + margin.b + row * map.rows.length };
 }
 
+/** The outline of a selected cell `[row, column]`, none for null. */
+function outlineOf(cell) {
+  const colours = theme();
+  return cell === null ? [] : [0, 1].map((inner) => ({
+    type: "rect", layer: "above", x0: cell[1] - 0.5, x1: cell[1] + 0.5, y0: cell[0] - 0.5, y1: cell[0] + 0.5,
+    line: { color: inner ? colours.ink : colours.surface, width: inner ? 2.5 : 6 },
+  }));
+}
+
 /**
  * Draw a map. `valueOf(site, head)` is the number behind a colour, `hoverOf` its words; `range` is `{low, high, log}`;
  * `marks` are cells with a finding.
@@ -90,13 +99,9 @@ function drawHeatmap(target, map, { room, range, valueOf, hoverOf, isFailed, isM
     { type: "scatter", mode: "markers", ...marks, hoverinfo: "skip",
       marker: { symbol: "circle", size: Math.max(3, size.row * 0.3), color: "#ffffff", line: { color: "#000000", width: 1 } } },
   ];
-  const shapes = selected === null ? [] : [0, 1].map((inner) => ({
-    type: "rect", layer: "above", x0: selected[1] - 0.5, x1: selected[1] + 0.5, y0: selected[0] - 0.5, y1: selected[0] + 0.5,
-    line: { color: inner ? colours.ink : colours.surface, width: inner ? 2.5 : 6 },
-  }));
   const axis = { showgrid: false, ticks: "" };
   const layout = layoutOf(colours, size.width, size.height, size.margin, {
-    shapes,
+    shapes: outlineOf(selected),
     xaxis: axisOf(colours, words ? "" : map.column_name, {
       ...axis, ...someTicks(map.columns, words ? 1e9 : size.cell * map.columns.length / 22), tickangle: words ? 40 : 0,
       range: [-0.55, map.columns.length - 0.45],

@@ -121,6 +121,16 @@ function makeMaps() {
   });
 }
 
+/** The cell of the selected head, or null where it is in another map. */
+const selectedIn = (map) => map.cells.find((cell) => cell[2] === state.site && cell[3] === state.head) ?? null;
+
+/** Move the outline alone: drawing thousands of cells again would make the arrow keys lag. */
+function outlineMaps() {
+  for (const plot of document.querySelectorAll("#grid figure:not([hidden]) .plot")) {
+    Plotly.relayout(plot, { shapes: outlineOf(selectedIn(state.view.maps[Number(plot.dataset.map)])) });
+  }
+}
+
 function drawMaps() {
   const quantity = DATA.quantities[state.quantity];
   byId("maps").classList.toggle("empty", !quantity);
@@ -148,10 +158,9 @@ function drawMaps() {
       hidden.push(map.title + (map.part ? ` of ${map.part}` : ""));
       continue;
     }
-    const chosen = map.cells.find((cell) => cell[2] === state.site && cell[3] === state.head);
     drawHeatmap(plot, map, {
       room: plot.parentElement.clientWidth, range: range ?? { low: 0, high: 1, log: false }, valueOf, hoverOf, isFailed, isMarked,
-      selected: chosen ?? null,
+      selected: selectedIn(map),
     });
     if (!plot.dataset.wired) {
       plot.dataset.wired = "yes";

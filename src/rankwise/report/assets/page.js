@@ -48,7 +48,7 @@ function pick(site, head, { scroll } = { scroll: true }) {
   state.site = site;
   state.head = head;
   history.replaceState(null, "", `#site-${site}-head-${head}`);
-  drawMaps();
+  outlineMaps();
   drawPanel();
   const chosen = state.view.sites[site];
   const value = chosen.heads[head].measured[state.quantity];
@@ -121,11 +121,8 @@ function start() {
   selectFirst();
   makeMaps();
   table.show(state.view);
-  if (!pickFromAddress()) {
-    drawMaps();
-    drawPanel();
-  }
-  drawBalance();
+  drawAll();
+  pickFromAddress();
   window.addEventListener("hashchange", pickFromAddress);
   let wide = window.innerWidth;
   window.addEventListener("resize", () => {
