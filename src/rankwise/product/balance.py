@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.bures import bures
+from rankwise.product.gram import column_gram
 from rankwise.product.groups import concatenated
-from rankwise.product.guarded import guarded, thin_svd
+from rankwise.product.guarded import NOT_FINITE, finite
 from rankwise.product.null import NullValue, null_model
 from rankwise.product.product import Product
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-# Singular values of the core below this share of the largest are rotated once more, among themselves: the rotation of
-# a matrix is exact to roundoff over value, and their own matrix is known to far more digits than they are in the whole.
-GRADED_SHARE = 1e-8
-# How often that is repeated. Twice covers values down to 1e-24 of the largest, beyond what float64 entries can tell.
-GRADED_STEPS = 2
+# Grams answer where they hold the gap to this share of it; the smaller gaps are left to the Bures distance.
+GRAM_SHARE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Balance:
         imbalance_norm: `|D|_F`.
         relative_imbalance: `|D|_F` over the root mean square of `|A^T A|_F` and `|B B^T|_F`.
         widths: the dimensions `(m, r, n)` that the null is drawn for.
-        method: how the gap was computed.
+        method: how the gap was computed, "gram64" or "bures"; one for each matrix, flattened, where they differ.
         failures: why a matrix has no balance, by its flattened index; its numbers are NaN, its errors inf.
     """
 
@@ -60,7 +59,7 @@ class Balance:
     imbalance_norm: Float[Tensor, "*batch"] = field(kw_only=True)
     relative_imbalance: Float[Tensor, "*batch"] = field(kw_only=True)
     widths: tuple[int, int, int] = field(kw_only=True)
-    method: str = field(kw_only=True, default="bures")
+    method: str | tuple[str, ...] = field(kw_only=True)
     failures: Mapping[int, str] = field(kw_only=True, default_factory=dict)
 
     @property
@@ -82,13 +81,8 @@ class Balance:
 def balance(product: Product, *, group: int | None = None) -> Balance:
     """The balance of a product of two factors.
 
-    With triangles `T_A^T T_A = A^T A` and `T_B^T T_B = B B^T`, the gap is half a squared Bures distance,
-
-        gap = min_O |T_A - O T_B|_F^2 / 2 = |X - Y|_F^2 / 2,    X = U^T T_A,  Y = V^T T_B,  U S V^T = svd(T_A T_B^T),
-
-    a sum of squares in which nothing cancels; and `D = X^T X - Y^T Y` is the symmetric part of `(X - Y)^T (X + Y)`.
-    What remains is the rounding of the factors' own rotation, `d = c u (|A| + |B|)`, hence an error of `sqrt(2 gap) d +
-    d^2`.
+    From Grams and their eigenvalues where the gap is large enough for the difference `half-sum - |A B|_*` to hold six
+    digits, and from half a squared Bures distance, in which nothing cancels, where it is not (see `bures`).
 
     Arguments:
         product: two factors; a sum or a change has no factors of its own and is refused. For a chain see
@@ -126,63 +120,39 @@ def junction(left: Float[Tensor, "*batch m r"], right: Float[Tensor, "*batch r n
     """The balance of two neighbouring factors."""
     widths = (left.shape[-2], left.shape[-1], right.shape[-1])
     batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    triangles = _triangle(left.double()), _triangle(right.double().mT)
-    rows = max(triangle.shape[-2] for triangle in triangles)
-    one, two = (_with_rows(triangle, rows).expand(*batch, rows, widths[1]) for triangle in triangles)
-    one, two, values, failures = _aligned(one, two)
-    difference = one - two
-    gap = difference.square().sum((-2, -1)) / 2
-    product_of_sum = difference.mT @ (one + two)
-    imbalance = (product_of_sum + product_of_sum.mT) / 2
-    norms = torch.linalg.matrix_norm(one), torch.linalg.matrix_norm(two)
-    rounding = 2 * sum(widths) * torch.finfo(torch.float64).eps
-    moved = rounding * (norms[0] + norms[1])
-    grams = [(factor @ factor.mT).square().sum((-2, -1)) for factor in (one, two)]
-    mean_gram = ((grams[0] + grams[1]) / 2).sqrt()
+    grams = [column_gram(factor, torch.float64).expand(*batch, *[widths[1]] * 2) for factor in (left, right.mT)]
+    spectrum = Product(left, right).spectrum(method="gram64")
+    half_sum = (_trace(grams[0]) + _trace(grams[1])) / 2
+    imbalance = grams[0] - grams[1]
+    nuclear, nuclear_error = spectrum.values.sum(-1), spectrum.error.sum(-1)
+    gap = half_sum - nuclear
+    error = nuclear_error + 2 * sum(widths) * torch.finfo(torch.float64).eps * half_sum
+    usable = finite(grams[0]) & finite(grams[1])
+    doubtful = usable & ~(error <= GRAM_SHARE * gap)
+    if bool(doubtful.any()):
+        chosen = (factor.expand(*batch, *factor.shape[-2:])[doubtful] for factor in (left, right))
+        exact = bures(*chosen)
+        gap, error = gap.masked_scatter(doubtful, exact.gap), error.masked_scatter(doubtful, exact.error)
+        nuclear = nuclear.masked_scatter(doubtful, exact.nuclear)
+        nuclear_error = nuclear_error.masked_scatter(doubtful, exact.nuclear_error)
+        imbalance = imbalance.masked_scatter(doubtful[..., None, None], exact.imbalance)
     imbalance_norm = torch.linalg.matrix_norm(imbalance)
+    mean_gram = ((grams[0].square().sum((-2, -1)) + grams[1].square().sum((-2, -1))) / 2).sqrt()
+    methods = tuple("bures" if slow else "gram64" for slow in doubtful.flatten().tolist())
     return Balance(
         imbalance,
         gap=gap,
-        half_sum=(norms[0].square() + norms[1].square()) / 2,
-        nuclear=values.sum(-1),
-        error=((2 * gap).sqrt() * moved + moved.square()).nan_to_num(torch.inf),
-        nuclear_error=(rounding * values.shape[-1] ** 0.5 * norms[0] * norms[1]).nan_to_num(torch.inf),
+        half_sum=half_sum,
+        nuclear=nuclear,
+        error=error.nan_to_num(torch.inf),
+        nuclear_error=nuclear_error.nan_to_num(torch.inf),
         imbalance_norm=imbalance_norm,
         relative_imbalance=imbalance_norm / torch.where(mean_gram == 0, 1.0, mean_gram),
         widths=widths,
-        failures=failures,
+        method=methods[0] if len(set(methods)) == 1 else methods,
+        failures={int(index): NOT_FINITE for index in (~usable).flatten().nonzero().flatten()},
     )
 
 
-def _aligned(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor, Tensor, Mapping[int, str]]:
-    """Rotate the rows of both as near to each other as can be: `one @ two^T` becomes diagonal and not negative.
-
-    Also returns that diagonal, the singular values, and the failures (whose rows are NaN).
-    """
-    decomposition = guarded(thin_svd, one @ two.mT)
-    left, values, right = decomposition.outputs
-    one, two = left.mT @ one, right @ two
-    size = values.shape[-1]
-    identity = torch.eye(size, dtype=values.dtype, device=values.device)
-    tiny = values < GRADED_SHARE * values[..., :1]
-    for _ in range(GRADED_STEPS):
-        if not bool(tiny.any()):
-            break
-        block = torch.where(tiny[..., :, None] & tiny[..., None, :], one @ two.mT, 0.0)
-        scale = block.abs().amax((-2, -1), keepdim=True)
-        # The rest is aligned already: a multiple of the identity, larger than the block, turns both sides alike.
-        block = block / torch.where(scale > 0, scale, 1.0) + 2 * size * identity * ~tiny[..., None]
-        left, turned, right = guarded(thin_svd, block).outputs
-        one, two = left.mT @ one, right @ two
-        inside = torch.where(turned > size, 0.0, turned)
-        tiny = (turned <= size) & (inside < GRADED_SHARE * inside.amax(-1, keepdim=True))
-    return one, two, values, decomposition.failures
-
-
-def _triangle(factor: Tensor) -> Tensor:
-    """`T` with `T^T T = factor^T factor`, of no more rows than columns."""
-    return torch.linalg.qr(factor, mode="r").R if factor.shape[-2] > factor.shape[-1] else factor
-
-
-def _with_rows(triangle: Tensor, rows: int) -> Tensor:
-    return torch.nn.functional.pad(triangle, (0, 0, 0, rows - triangle.shape[-2]))
+def _trace(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rankwise.product.parallel import SMALLEST_SHARE, share_out
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
@@ -40,8 +42,8 @@ def guarded(decompose: Callable[[Tensor], tuple[Tensor, ...]], matrices: Float[T
     clean = torch.where(usable[..., None, None], matrices, 0.0)
     failures = {int(index): NOT_FINITE for index in (~usable).flatten().nonzero().flatten()}
     try:
-        outputs = decompose(clean)
-    except torch.linalg.LinAlgError:
+        outputs = _on_all_cores(decompose, clean)
+    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
         outputs, stuck = _one_by_one(decompose, clean.flatten(0, -3) if batch else clean[None])
         outputs = tuple(output.reshape(*batch, *output.shape[1:]) for output in outputs)
         failures |= {index: NO_CONVERGENCE for index in stuck if index not in failures}
@@ -68,12 +70,24 @@ def blank(output: Tensor, batch_dimensions: int, failures: Mapping[int, str]) ->
     return flat.reshape(output.shape)
 
 
+def _on_all_cores(decompose: Callable[[Tensor], tuple[Tensor, ...]], matrices: Tensor) -> tuple[Tensor, ...]:
+    """Share the batch out over the cores: torch decomposes one matrix after another."""
+    batch = matrices.shape[:-2]
+    shares = min(torch.get_num_threads(), batch.numel() // SMALLEST_SHARE)
+    if matrices.device.type != "cpu" or shares < 2:
+        return decompose(matrices)
+    parts = matrices.reshape(-1, *matrices.shape[-2:]).tensor_split(shares)
+    results = share_out(decompose, parts, matrices.device)
+    joined = (torch.cat(pieces) for pieces in zip(*results, strict=True))
+    return tuple(output.reshape(*batch, *output.shape[1:]) for output in joined)
+
+
 def _one_by_one(decompose: Callable[[Tensor], tuple[Tensor, ...]], matrices: Tensor) -> tuple[tuple[Tensor, ...], list]:
     results: list[tuple[Tensor, ...] | None] = []
     for matrix in matrices:
         try:
             results.append(decompose(matrix))
-        except torch.linalg.LinAlgError:
+        except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
             results.append(None)
     stuck = [index for index, result in enumerate(results) if result is None]
     # The shapes of the outputs do not depend on the entries: zeros always decompose.
