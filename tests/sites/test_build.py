@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankwise.sites.find import find
-from rankwise.sites.layout import parse_layouts
 from rankwise.sites.sites import Sites
+from rankwise.sites.tables import parse_layouts
 from tests.sites.models import GPT2, LLAMA, gpt2_shapes, llama_shapes, state
 
 TOY = """

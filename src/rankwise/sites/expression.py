@@ -59,7 +59,7 @@ def evaluate(expression: str | int | float, values: Mapping[str, Any]) -> Any:
     if not isinstance(expression, str):
         return expression
     try:
-        return _value(_parse(expression), values)
+        return _value(parsed(expression), values)
     except ExpressionError:
         raise
     except (TypeError, ZeroDivisionError, IndexError, KeyError, OverflowError, ValueError, RecursionError) as error:
@@ -75,11 +75,12 @@ def names_in(expression: str | int | float) -> set[str]:
     """
     if not isinstance(expression, str):
         return set()
-    return {node.id for node in ast.walk(_parse(expression)) if isinstance(node, ast.Name)}
+    return {node.id for node in ast.walk(parsed(expression)) if isinstance(node, ast.Name)}
 
 
 @lru_cache(maxsize=4096)
-def _parse(expression: str) -> ast.expr:
+def parsed(expression: str) -> ast.expr:
+    """The tree of an expression, or an `ExpressionError` where it cannot be one."""
     if len(expression) > _LONGEST:
         raise ExpressionError(f"an expression of {len(expression)} characters is too long (at most {_LONGEST})")
     try:

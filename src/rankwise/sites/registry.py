@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import UserError
-from rankwise.sites.layout import Layout, parse_layouts
+from rankwise.sites.layout import Layout
+from rankwise.sites.tables import parse_layouts
 
 _registered: list[Layout] = []
 
