@@ -13,6 +13,7 @@ SHAPE = "Shape of the spectrum"
 SIZE = "Size"
 BALANCE = "Balance of the factors"
 RANDOM = "Against random factors"
+BASE = "Against the base"
 
 Pair = tuple[float, float | None]
 """A value with its error (or, for a null, its spread) where that is known."""
@@ -101,6 +102,14 @@ def _relative_gap(_: Record, head: Record) -> Pair | None:
     return None if relative is None else (relative, error / half_sum if error is not None and half_sum else None)
 
 
+def _of_change(key: str) -> Callable[[Record, Record], Pair | None]:
+    return lambda _, head: pair((head.get("change") or {}).get(key))
+
+
+def _chance(key: str) -> Callable[[Record], Pair | None]:
+    return lambda site: next((_of_change(key)(site, head) for head in site["heads"]), None)
+
+
 def _over_edge(site: Record, head: Record) -> Pair | None:
     values, errors = head.get("values") or [None], head.get("errors") or [None]
     largest, scale, edge = (
@@ -148,5 +157,26 @@ DERIVED = (
         family=BALANCE,
         of=lambda _, head: pair((head.get("balance") or {}).get("imbalance")),
         null=lambda site: pair((site.get("null") or {}).get("imbalance")),
+    ),
+    Quantity(
+        "relative_change",
+        title="change / base",
+        formula="|change|_F / |base|_F",
+        meaning="How far the product has moved, in units of its size at the base.",
+        family=BASE,
+        of=_of_change("relative"),
+        null=lambda _: None,
+    ),
+    *(
+        Quantity(
+            f"{side}_overlap",
+            title=f"overlap with the base, {side}",
+            formula="|U^T V|_F^2 / k, U and V the leading k directions of the change and of the base",
+            meaning="1 when the change stays within the base's leading directions; random is what chance would give.",
+            family=BASE,
+            of=_of_change(side),
+            null=_chance(f"{side}_chance"),
+        )
+        for side in ("left", "right")
     ),
 )

@@ -10,6 +10,7 @@ from rankwise.errors import UserError
 from rankwise.text import printable
 
 FORMAT = "rankwise-scan"
+SERIES = "rankwise-series"
 VERSION = 1
 ATTENTION = ("qk", "ov")
 
@@ -23,6 +24,8 @@ _HEAD = {"head": int, "measures": Mapping}
 
 def checked(given: Record | Sequence[Record]) -> tuple[Record, ...]:
     """The records of a scan, a diff or a series, oldest first; a `UserError` names the first thing that is missing."""
+    if isinstance(given, Mapping) and given.get("format") == SERIES:
+        given = given.get("scans") or ()
     records = (given,) if isinstance(given, Mapping) else tuple(given)
     if not records:
         raise UserError("there is no scan record to report: give one record, or a series of at least one")
@@ -52,9 +55,11 @@ def finding_places(record: Record) -> list[tuple[int, int | None] | None]:
 
 
 def finding_text(entry: Record) -> str:
-    """What a finding says, without the kind that the page shows before it."""
-    kind, text = str(entry.get("kind", "")), str(entry.get("text", ""))
-    return printable(text.removeprefix(f"{kind}:").strip(), 400)
+    """What a finding says, without the place and the kind that the page shows before it."""
+    text = str(entry.get("text", ""))
+    for shown in (f"{entry.get('site')} ", f"head {entry.get('head')} ", f"{entry.get('kind')}: "):
+        text = text.removeprefix(shown)
+    return printable(text, 400)
 
 
 def _check(record: object) -> None:

@@ -44,6 +44,17 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class MatrixChange:
+    """How far a single matrix moved, and the LoRA rank that keeps each share of its change's energy."""
+
+    name: str
+    shape: str = field(kw_only=True)
+    relative: str = field(kw_only=True)
+    ranks: Mapping[str, str] = field(kw_only=True)
+    reason: str = field(kw_only=True)
+
+
+@dataclass(frozen=True)
 class Summary:
     """The words of one scan; every text in it is safe to show once HTML-escaped.
 
@@ -54,6 +65,7 @@ class Summary:
         warnings: what the reader must know before trusting the page.
         findings: what stands out, most telling first.
         unread: for each reason the tensors that were not read, `(name, shape)`.
+        ranks: for each single matrix of a diff, what a LoRA of its change would need.
         methods, certificates: `(name, count, explanation)`.
         settings, model: `(name, value)`.
         notes: what was decided while reading.
@@ -69,6 +81,7 @@ class Summary:
     warnings: tuple[str, ...] = field(kw_only=True)
     findings: tuple[Finding, ...] = field(kw_only=True)
     unread: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = field(kw_only=True)
+    ranks: tuple[MatrixChange, ...] = field(kw_only=True)
     methods: tuple[tuple[str, int, str], ...] = field(kw_only=True)
     certificates: tuple[tuple[str, int, str], ...] = field(kw_only=True)
     settings: tuple[tuple[str, str], ...] = field(kw_only=True)
@@ -101,6 +114,7 @@ def summarize(record: Record, position: int = 0) -> Summary:
         warnings=_warnings(record),
         findings=_findings(record),
         unread=_unread(record),
+        ranks=tuple(_matrix_change(entry) for entry in record.get("matrices") or ()),
         methods=_explained(_methods(record), METHODS),
         certificates=_explained(Counter(str(site["certified"]) for site in _attention(record)), CERTIFICATES),
         settings=_listed(record["settings"]),
@@ -184,12 +198,30 @@ def _findings(record: Record) -> tuple[Finding, ...]:
     return tuple(found)
 
 
+def _matrix_change(entry: Record) -> MatrixChange:
+    relative = finite(entry.get("relative"))
+    ranks = {
+        printable(share): "more than looked for" if rank is None else str(rank)
+        for share, rank in (entry.get("ranks") or {}).items()
+    }
+    return MatrixChange(
+        printable(entry.get("parameter", "?"), 160),
+        shape=_shape(entry),
+        relative="unknown" if relative is None else quantity(relative),
+        ranks=ranks,
+        reason=printable(entry.get("reason") or ""),
+    )
+
+
+def _shape(entry: Record) -> str:
+    return printable(" x ".join(str(size) for size in entry.get("shape") or ()) or "?")
+
+
 def _unread(record: Record) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     grouped: dict[str, list[tuple[str, str]]] = {}
     for entry in record["unread"]:
-        shape = " x ".join(str(size) for size in entry.get("shape") or ()) or "?"
         reason = printable(entry.get("reason") or "no reason given", 400)
-        grouped.setdefault(reason, []).append((printable(entry.get("parameter", "?"), 160), printable(shape)))
+        grouped.setdefault(reason, []).append((printable(entry.get("parameter", "?"), 160), _shape(entry)))
     return tuple((reason, tuple(grouped[reason])) for reason in sorted(grouped, key=lambda one: -len(grouped[one])))
 
 
