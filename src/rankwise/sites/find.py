@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from rankwise.errors import UserError
 from rankwise.sites.build import Place, build, parameters
+from rankwise.sites.certify.release import marked
 from rankwise.sites.expression import evaluate
 from rankwise.sites.layout import AttentionLayout, Layout
 from rankwise.sites.registry import known_layouts
@@ -82,10 +84,14 @@ class _Search:
     unread: dict[str, Unread] = field(default_factory=dict)
     places: set[str] = field(default_factory=set)
     read: set[str] = field(default_factory=set)
+    ordered: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ordered = sorted(self.shapes)
 
     def by_class(self, layout: Layout, classes: list[tuple[str, nn.Module, set[str]]]) -> None:
         """Match a layout by the classes of the modules; sizes come from the modules' attributes."""
-        for path, module, names in classes:
+        for path, module, names in classes if layout.classes else ():
             if names.isdisjoint(layout.classes):
                 continue
             for block in layout.attention.values():
@@ -117,7 +123,7 @@ class _Search:
                         continue
                     values = {**root.values, **numbers}
                     layer = numbers.get("layer")
-                    site = block.site.format(**numbers)
+                    site = "" if block.unread is not None else block.site.format(**numbers)
                     place = Place(
                         layout=layout,
                         block=block,
@@ -153,7 +159,7 @@ class _Search:
         """The modules whose path and parameter names fit a block, with the numbers in their paths."""
         at = re.escape(block.at).replace(r"\{", "{").replace(r"\}", "}")
         path = _NUMBER.sub(lambda found: rf"(?P<{found[1]}>\d+)", at)
-        first = block.q or block.v or block.k or block.o
+        first = None if block.unread is not None else block.q or block.v or block.k or block.o
         name = re.escape(first.name) + r"(?:\.base_layer)?(?:\.weight)?" if first is not None else r".+"
         pattern = re.compile(rf"(?P<module>(?:.*\.)?{path})\.{name}")
         found: dict[str, dict[str, int]] = {}
@@ -177,11 +183,12 @@ class _Search:
                     return
                 self._refuse(self._below(place.module), block.unread)
             elif all(name in self.shapes for name in parameters(place).values()):
-                built = build(place)
+                below, shipped = self._below(place.module), place.layout.origin.startswith("the built-in")
+                built = [marked(each, place.values, below, self.shapes, built_in=shipped) for each in build(place)]
                 self.sites += built
                 if block.rest is not None:
                     covered = {name for site in built for name in site.parameters}
-                    self._refuse([name for name in self._below(place.module) if name not in covered], block.rest)
+                    self._refuse([name for name in below if name not in covered], block.rest)
             else:
                 return
         except UserError as error:
@@ -190,7 +197,10 @@ class _Search:
         self.read.add(place.module)
 
     def _below(self, module: str) -> list[str]:
-        return [name for name in self.shapes if name.startswith(f"{module}.")]
+        if not module:
+            return self.ordered
+        # "/" is the character behind ".": all names that start with the module and a dot lie between.
+        return self.ordered[bisect_left(self.ordered, f"{module}.") : bisect_left(self.ordered, f"{module}/")]
 
     def _refuse(self, names: Iterable[str], reason: str) -> None:
         for name in names:

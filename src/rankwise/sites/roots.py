@@ -43,7 +43,7 @@ class Root:
         """Whether a parameter or module of this name belongs to the part."""
         if self.hints:
             return any(hint in component for component in name.split(".") for hint in self.hints)
-        return not self.prefix or name.startswith(f"{self.prefix}.")
+        return not self.prefix or name == self.prefix or name.startswith(f"{self.prefix}.")
 
 
 class Attributes(Mapping[str, Any]):

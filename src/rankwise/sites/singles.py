@@ -16,7 +16,7 @@ _ATTENTION = re.compile(
     r"|in_proj_weight",
     re.IGNORECASE,
 )
-_FEED_FORWARD = re.compile(r"mlp|ffn?|feed_?forward", re.IGNORECASE)
+_FEED_FORWARD = re.compile(r"mlp|ffn?|feed_?forward|linear\d|fc\d|bottleneck", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(embed|wte|wpe|lm_head|shared|position|token_type|emb)(\b|_|s|d|i)", re.IGNORECASE)
 _EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
 _LAYER = re.compile(r"\.(\d+)\.")
