@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ FINDINGS = {
     "dead": "so small that the network barely feels it",
     "spiked": "a direction far above the random edge",
     "unbalanced": "weight decay does not act as the nuclear norm here",
-    "random": "not told apart from random factors: nothing was learned here, or nothing is left",
+    "random": "a spectrum like that of random factors",
     "failed": "no spectrum could be computed",
 }
 CERTIFICATES = {
@@ -104,7 +105,7 @@ def summarize(record: Record, position: int = 0) -> Summary:
     """The words of one record; `position` is its place in a series."""
     base = record.get("base")
     return Summary(
-        printable((record.get("model") or {}).get("type") or "model", 60),
+        printable((record.get("model") or {}).get("type") or _last_part(record.get("source", "")) or "model", 60),
         source=printable(record.get("source", ""), 200),
         base=None if base is None else printable(base, 200),
         created=printable(record.get("created", "")),
@@ -121,6 +122,11 @@ def summarize(record: Record, position: int = 0) -> Summary:
         model=_listed(record["model"].get("config") or {}),
         notes=tuple(printable(note, 400) for note in record.get("notes") or ()),
     )
+
+
+def _last_part(source: object) -> str:
+    """The last folder or file of a path or address."""
+    return re.split(r"[/\\]", str(source).rstrip("/\\"))[-1]
 
 
 def quantity(number: float) -> str:

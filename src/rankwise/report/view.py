@@ -117,10 +117,10 @@ def _head(site: Record, head: Record, kinds: Sequence[Quantity]) -> dict[str, An
 
 def _null(site: Record, kinds: Sequence[Quantity], nulls: dict[str, int]) -> int | None:
     """The place of the site's null among those of the page: sites of the same widths share one."""
-    null = site.get("null")
-    if not null:
-        return None
+    null = site.get("null") or {}
     measured = [one.null(site) for one in kinds]
+    if not null and not any(measured):
+        return None
     ranks = plotted_ranks(spectrum_length(site))
     bands = {key: null.get(key) or [] for key in ("values", "low", "high")}
     entry = {

@@ -26,7 +26,7 @@ function axisOf(colours, title, more) {
 function logTicks(low, high) {
   const decades = Math.log10(high / low);
   const every = Math.max(1, Math.ceil(decades / 9));
-  const digits = decades > 2.5 ? [1] : decades > 0.6 ? [1, 2, 5] : [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9];
+  const digits = decades > 2.5 ? [1] : decades > 1.3 ? [1, 2, 5] : decades > 0.5 ? [1, 1.5, 2, 3, 5, 7] : [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9];
   const powers = Array.from({ length: Math.ceil(decades) + 2 }, (_, at) => Math.floor(Math.log10(low)) + at).filter((power) => power % every === 0);
   const tickvals = powers.flatMap((power) => digits.map((digit) => digit * 10 ** power)).filter((one) => one >= low && one <= high);
   const text = (one) => (one >= 1e-3 && one < 1e6 ? number(one) : number(one / 10 ** Math.floor(Math.log10(one) + 1e-9)) + "·10<sup>" + number(Math.floor(Math.log10(one) + 1e-9)) + "</sup>");

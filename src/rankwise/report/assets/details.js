@@ -110,7 +110,7 @@ function fillPanel(panel, data, view, siteAt, headAt, { log, onLog, onPick }) {
     element("header", {}, title, element("code", {}, site.name), twin < 0 ? null : twinButton,
       plot && element("span", { class: "toggle", role: "group", "aria-label": "scale of singular values" }, scaleButton("log", true), scaleButton("linear", false)),
       plot && saveButton(plot, `rankwise-${site.name}-${head.head}`)),
-    ...found.map((one) => element("p", { class: `finding ${one.kind}` }, element("b", {}, one.kind), ` ${one.text}`)),
+    ...found.map((one) => element("p", { class: "finding", "data-kind": one.kind }, element("b", {}, one.kind), ` ${one.text}`)),
     element("div", { class: "columns" },
       element("div", {}, plot ?? element("p", { class: "no-spectrum" }, `No spectrum: ${reason}`),
         plot && element("p", { class: "quiet" }, captionOf(head, random, data.change)), element("div", { id: "course" })),
