@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,25 +9,16 @@ from hypothesis import strategies as st
 
 from rankwise.errors import UserError
 from rankwise.product.product import Product, Start
+from tests.product.draws import gaussian
 
 seeds = st.integers(0, 2**31)
 widths = st.lists(st.integers(1, 6), min_size=2, max_size=5)
 
 
-def chain(sizes: list[int], seed: int, batch: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> Product:
-    generator = torch.Generator().manual_seed(seed)
-    return Product(
-        *(
-            torch.randn(*batch, rows, columns, generator=generator, dtype=torch.float64).to(dtype)
-            for rows, columns in pairwise(sizes)
-        )
-    )
-
-
 @settings(max_examples=30, deadline=None)
 @given(widths, seeds)
 def test_dense_is_the_chain_multiplied_from_the_left(sizes, seed):
-    product = chain(sizes, seed, batch=(2,))
+    product = gaussian(sizes, seed, batch=(2,))
     expected = product.left
     for factor in product.factors[1:]:
         expected = expected @ factor
@@ -42,7 +31,7 @@ def test_dense_is_the_chain_multiplied_from_the_left(sizes, seed):
 @settings(max_examples=30, deadline=None)
 @given(widths, seeds, st.floats(-1e3, 1e3))
 def test_transpose_scalar_and_sign_act_on_the_matrix(sizes, seed, scalar):
-    product = chain(sizes, seed)
+    product = gaussian(sizes, seed)
     dense = product.dense()
     torch.testing.assert_close(product.T.dense(), dense.mT)
     torch.testing.assert_close((scalar * product).dense(), scalar * dense)
@@ -61,7 +50,7 @@ def test_a_scalar_keeps_balance(scalar):
 
 
 def test_products_chain_with_products_and_tensors():
-    one, two = chain([3, 2, 4], 0), chain([4, 5], 1)
+    one, two = gaussian([3, 2, 4], 0), gaussian([4, 5], 1)
     torch.testing.assert_close((one @ two).dense(), one.dense() @ two.dense())
     matrix = torch.randn(4, 3, dtype=torch.float64)
     torch.testing.assert_close((one @ matrix).dense(), one.dense() @ matrix)
@@ -103,11 +92,11 @@ def test_indexing_acts_on_the_batch(index):
 @pytest.mark.parametrize("index", [(0, 1, 2), (Ellipsis, 0, 0, 0), 2])
 def test_row_and_column_indices_are_refused(index):
     with pytest.raises(IndexError):
-        chain([3, 2, 3], 0, batch=(2, 2))[index]
+        gaussian([3, 2, 3], 0, batch=(2, 2))[index]
 
 
 def test_one_matrix_has_no_batch():
-    product = chain([3, 2, 3], 0)
+    product = gaussian([3, 2, 3], 0)
     assert product[...].shape == product[()].shape == (3, 3)
     with pytest.raises(UserError, match="no batch dimension"):
         product[0]
@@ -116,7 +105,7 @@ def test_one_matrix_has_no_batch():
 
 
 def test_iteration_gives_every_matrix():
-    product = chain([3, 2, 3], 0, batch=(4,))
+    product = gaussian([3, 2, 3], 0, batch=(4,))
     assert len(product) == len(list(product)) == 4
     torch.testing.assert_close(torch.stack([one.dense() for one in product]), product.dense())
 
@@ -158,5 +147,5 @@ def test_what_is_no_product_is_refused_in_one_line(factors, message):
 
 
 def test_repr_shows_batch_widths_and_type():
-    assert repr(chain([5, 2, 3], 0, batch=(2, 4))) == "Product(2x4 of 5x2x3, float64)"
-    assert repr(chain([5, 3], 0, dtype=torch.bfloat16)) == "Product(5x3, bfloat16)"
+    assert repr(gaussian([5, 2, 3], 0, batch=(2, 4))) == "Product(2x4 of 5x2x3, float64)"
+    assert repr(gaussian([5, 3], 0, dtype=torch.bfloat16)) == "Product(5x3, bfloat16)"

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from rankwise.errors import UserError
 from rankwise.product.product import Product
 from rankwise.product.sums import frobenius_norm
-from tests.product.test_product import chain, seeds
+from tests.product.draws import gaussian
 
+seeds = st.integers(0, 2**31)
 inner = st.lists(st.integers(1, 5), max_size=3)
 
 
 @settings(max_examples=40, deadline=None)
 @given(inner, inner, seeds)
 def test_sums_and_differences_agree_with_the_matrices(one_inner, two_inner, seed):
-    one, two = chain([4, *one_inner, 6], seed, batch=(2,)), chain([4, *two_inner, 6], seed + 1)
+    one, two = gaussian([4, *one_inner, 6], seed, batch=(2,)), gaussian([4, *two_inner, 6], seed + 1)
     torch.testing.assert_close((one + two).dense(), one.dense() + two.dense())
     torch.testing.assert_close((one - two).dense(), one.dense() - two.dense())
 
@@ -26,7 +27,7 @@ def test_sums_and_differences_agree_with_the_matrices(one_inner, two_inner, seed
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=5), seeds)
 def test_a_change_of_equal_shapes_agrees_with_the_matrices(sizes, seed):
-    one, two = chain(sizes, seed), chain(sizes, seed + 1)
+    one, two = gaussian(sizes, seed), gaussian(sizes, seed + 1)
     difference = one - two
     torch.testing.assert_close(difference.dense(), one.dense() - two.dense())
     assert difference.start is not None
@@ -43,10 +44,10 @@ def test_only_axes_that_differ_are_expanded():
 
 
 def test_sums_are_marked_and_single_matrices_just_add():
-    one = chain([3, 2, 3], 0)
+    one = gaussian([3, 2, 3], 0)
     assert (one + one).is_sum
     assert (one - one).is_sum
-    single = chain([3, 3], 0)
+    single = gaussian([3, 3], 0)
     assert (single + single).depth == (single - single).depth == 1
     assert not (single + single).is_sum
 
@@ -58,9 +59,7 @@ def test_a_change_keeps_small_singular_values_where_the_naive_form_loses_them():
     truth = torch.linalg.svdvals(end.to(torch.float64).dense() - start.to(torch.float64).dense())[:16]
 
     change = (end - start).spectrum("gram32")
-    naive = Product(
-        torch.cat([end.left, -start.left], -1), torch.cat([end.right, start.right], -2)
-    ).spectrum("gram32")
+    naive = Product(torch.cat([end.left, -start.left], -1), torch.cat([end.right, start.right], -2)).spectrum("gram32")
     assert float((change.values - truth).abs().amax() / truth[0]) < 2e-5
     assert bool(((change.values - truth).abs() <= change.error).all())
     # The bound of the naive form says so itself: it is wrong by more than its largest value.
@@ -108,7 +107,7 @@ def test_changes_of_half_precision_are_taken_in_float32():
 @pytest.mark.parametrize("scale", [1e-170, 1.0, 1e200])
 @pytest.mark.parametrize("sizes", [[5, 3, 6], [3, 6], [4, 2, 5, 3], [2, 7, 2]])
 def test_frobenius_norm_at_any_scale(sizes, scale):
-    product = chain(sizes, 0, batch=(2,))
+    product = gaussian(sizes, 0, batch=(2,))
     scaled = Product(product.left * scale, *product.factors[1:])
     torch.testing.assert_close(
         frobenius_norm(scaled), scale * torch.linalg.matrix_norm(product.dense()), rtol=1e-12, atol=0
@@ -116,10 +115,10 @@ def test_frobenius_norm_at_any_scale(sizes, scale):
 
 
 def test_what_cannot_be_added_is_refused_in_one_line():
-    one = chain([3, 2, 3], 0, batch=(2,))
+    one = gaussian([3, 2, 3], 0, batch=(2,))
     for other, message in (
-        (chain([4, 2, 3], 0), "different shapes"),
-        (chain([3, 2, 3], 0, batch=(3,)), "do not broadcast"),
+        (gaussian([4, 2, 3], 0), "different shapes"),
+        (gaussian([3, 2, 3], 0, batch=(3,)), "do not broadcast"),
         (one.to("meta"), "move one with"),
     ):
         for operation in (Product.__add__, Product.__sub__):

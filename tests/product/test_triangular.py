@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,17 +10,7 @@ from hypothesis import strategies as st
 from rankwise.product.chain import compact, contracted, half_chains
 from rankwise.product.product import Product
 from rankwise.product.triangular import reduce, reduce_with_ends
-
-
-def chain(widths: list[int], seed: int, batch: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> Product:
-    generator = torch.Generator().manual_seed(seed)
-    return Product(
-        *(
-            torch.randn(*batch, rows, columns, generator=generator, dtype=torch.float64).to(dtype)
-            for rows, columns in pairwise(widths)
-        )
-    )
-
+from tests.product.draws import gaussian
 
 widths = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 
@@ -30,7 +18,7 @@ widths = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 @settings(max_examples=60, deadline=None)
 @given(widths, st.integers(0, 2**31))
 def test_ends_and_middle_multiply_to_the_product(sizes, seed):
-    product = chain(sizes, seed, batch=(2,))
+    product = gaussian(sizes, seed, batch=(2,))
     ends = reduce_with_ends(product)
     dense = product.dense()
     rebuilt = ends.left_end @ ends.left @ ends.right.mT @ ends.right_end.mT
@@ -43,7 +31,7 @@ def test_ends_and_middle_multiply_to_the_product(sizes, seed):
 @settings(max_examples=60, deadline=None)
 @given(widths, st.integers(0, 2**31))
 def test_reduced_factors_are_as_small_as_the_narrowest_width(sizes, seed):
-    product = chain(sizes, seed)
+    product = gaussian(sizes, seed)
     left, right = reduce(product)
     assert left.shape == right.shape == (min(sizes), min(sizes))
     expected = torch.linalg.svdvals(product.dense())[: product.max_rank]
@@ -72,15 +60,15 @@ def test_wide_inner_widths_are_multiplied_away_widest_first():
 
 
 def test_halves_end_in_the_narrowest_width():
-    left, right = half_chains(chain([9, 6, 2, 5, 7], 0))
+    left, right = half_chains(gaussian([9, 6, 2, 5, 7], 0))
     assert [tuple(factor.shape) for factor in left] == [(9, 6), (6, 2)]
     assert [tuple(factor.shape) for factor in right] == [(7, 5), (5, 2)]
-    assert half_chains(chain([2, 6], 0))[0] == []
+    assert half_chains(gaussian([2, 6], 0))[0] == []
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_lower_types_are_promoted_exactly(dtype):
-    product = chain([6, 3, 5], 1, dtype=dtype)
+    product = gaussian([6, 3, 5], 1, dtype=dtype)
     left, right = reduce(product)
     assert left.dtype == right.dtype == torch.float64
     expected = torch.linalg.svdvals(product.to(torch.float64).dense())[:3]

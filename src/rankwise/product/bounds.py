@@ -46,11 +46,35 @@ def largest_eigenvalue_bound(gram: Float[Tensor, "*batch r r"]) -> Float[Tensor,
     1.01
     """
     size = gram.shape[-1]
+    unit = _unit(gram)
+    gram = gram / unit[..., None, None]
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)
     variance = (gram.square().mean((-2, -1)) * size - mean.square()).clamp_min(0)
     # The variance is a difference of numbers near the square of the mean: its rounding is counted before the root.
     variance = variance + 4 * size * UNIT * mean.square()
-    return MARGIN * (mean + ((size - 1) * variance).sqrt()).clamp_min(0) if size > 1 else MARGIN * mean.clamp_min(0)
+    bound = mean + ((size - 1) * variance).sqrt() if size > 1 else mean
+    return MARGIN * unit * bound.clamp_min(0)
+
+
+def frobenius_norm(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
+    """The Frobenius norm, also where the squares of the entries would leave the range of float64.
+
+    >>> frobenius_norm(torch.tensor([[3e-200, 4e-200]], dtype=torch.float64))
+    tensor(5.0000e-200, dtype=torch.float64)
+    """
+    unit = _unit(matrices)
+    return unit * torch.linalg.matrix_norm(matrices / unit[..., None, None])
+
+
+def column_lengths(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch columns"]:
+    """The length of every column, also where the squares of its entries would leave the range of float64."""
+    return frobenius_norm(matrices.mT[..., None])
+
+
+def _unit(matrices: Tensor) -> Tensor:
+    """The largest entry of each matrix in magnitude, or 1 where it is zero (or where nothing can be scaled by it)."""
+    largest = matrices.abs().amax((-2, -1))
+    return torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
 
 
 def error_of_roots(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rankwise.product.bounds import MARGIN, UNIT, accumulation
+from rankwise.product.bounds import MARGIN, UNIT, accumulation, column_lengths, frobenius_norm
 from rankwise.product.product import Product
 from rankwise.product.scaling import equilibration
 
@@ -67,12 +67,12 @@ def contraction_error(product: Product) -> Float[Tensor, "*batch 1"] | float:
     factors = [factor.double() for factor in factors]
     for place in range(len(factors) - 1):
         one, two = factors[place : place + 2]
-        lengths = torch.linalg.vector_norm(one, dim=-2), torch.linalg.vector_norm(two, dim=-1)
+        lengths = column_lengths(one), column_lengths(two.mT)
         scale, inverse = equilibration(*lengths)
         factors[place : place + 2] = [one * scale[..., None, :], two * inverse[..., None]]
-    norm = torch.linalg.matrix_norm(factors[0])
+    norm = frobenius_norm(factors[0])
     for factor in factors[1:]:
-        norm = norm * torch.linalg.matrix_norm(factor)
+        norm = norm * frobenius_norm(factor)
     return MARGIN * steps * accumulation(max(product.widths)) * UNIT * norm[..., None]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rankwise.product.bounds import UNIT, accumulation, largest_eigenvalue_bound
+from rankwise.product.bounds import UNIT, accumulation, column_lengths, largest_eigenvalue_bound
 from rankwise.product.parallel import share_out
 from rankwise.product.scaling import equilibration
 
@@ -105,7 +105,7 @@ def half_gram(factors: list[Tensor], dtype: torch.dtype, unit: float) -> Half:
 
 def _step(half: Half, factor: Tensor) -> Half:
     """`G <- A^T G A`, the width where both meet equilibrated first."""
-    scale, inverse = equilibration(half.lengths, torch.linalg.vector_norm(factor, dim=-1))
+    scale, inverse = equilibration(half.lengths, column_lengths(factor.mT))
     half, factor = half.rescaled(scale), factor * inverse[..., None]
     norm = largest_eigenvalue_bound(half.gram)
     last = factor.mT @ factor

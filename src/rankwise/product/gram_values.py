@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rankwise.product.bounds import DECOMPOSITION, UNIT, accumulation, error_of_roots, largest_eigenvalue_bound
+from rankwise.product.bounds import (
+    DECOMPOSITION,
+    UNIT,
+    accumulation,
+    error_of_roots,
+    frobenius_norm,
+    largest_eigenvalue_bound,
+)
 from rankwise.product.chain import contraction_error, half_chains
 from rankwise.product.estimate import Estimate
-from rankwise.product.gram import Half, diagonal, half_gram
+from rankwise.product.gram import SAFE_RANGE, Half, diagonal, half_gram
 from rankwise.product.guarded import guarded
 from rankwise.product.parallel import on_all_cores, share_out
 from rankwise.product.product import Product
@@ -48,7 +55,7 @@ class Squares:
         left_norm, right_norm = norm_bound(left.gram) + left_error, norm_bound(right.gram) + right_error
         trace = diagonal(right.gram).sum(-1)
         # Cholesky of the right Gram, then two multiplications of its factor with the left one.
-        cholesky = terms * torch.linalg.matrix_norm(right.gram) * left_norm
+        cholesky = terms * frobenius_norm(right.gram) * left_norm
         products = 2 * terms * left_norm * (right_norm * trace).sqrt()
         grams = left_error * right_norm + right_error * left_norm + self.shift * left_norm
         return grams + UNIT * (cholesky + products + rounding)
@@ -80,7 +87,7 @@ def gram_values(product: Product, dtype: torch.dtype, tolerance: float, unit: fl
 def _estimate(halves: list[Half], tolerance: float) -> Estimate:
     squares = _squares(halves)
     values = squares.values.clamp_min(0).sqrt()
-    safe = torch.stack([half.safe for half in halves]).all(0)
+    safe = torch.stack([half.safe for half in squares.halves]).all(0) & _in_range(squares.halves)
 
     def estimate(norm_bound: NormBound) -> Estimate:
         error = error_of_roots(values, squares.error(norm_bound))
@@ -93,10 +100,22 @@ def _estimate(halves: list[Half], tolerance: float) -> Estimate:
     return Estimate(values, torch.minimum(first.error, second.error))
 
 
+def _in_range(halves: tuple[Half, ...]) -> Tensor:
+    """Whether the squared values themselves stay inside float64: what is left after equilibration may be tiny."""
+    size = torch.ones_like(halves[0].gram[:, 0, 0])
+    for half in halves:
+        size = size * diagonal(half.gram).amax(-1)
+    return (size == 0) & _vanishes(halves) | (size >= SAFE_RANGE[torch.float64][0])
+
+
+def _vanishes(halves: tuple[Half, ...]) -> Tensor:
+    return torch.stack([(half.gram == 0).all(-1).all(-1) for half in halves]).any(0)
+
+
 def largest_eigenvalue(gram: Float[Tensor, "*batch r r"]) -> Float[Tensor, "*batch"]:
     """The largest eigenvalue of a symmetric matrix, its own rounding added; infinite where it cannot be computed."""
     (values,) = guarded(_eigenvalues, gram).outputs
-    size = torch.linalg.matrix_norm(gram)
+    size = frobenius_norm(gram)
     bound = values[..., -1].clamp_min(0) + (accumulation(gram.shape[-1]) + DECOMPOSITION) * UNIT * size
     return torch.where(bound.isfinite(), bound, torch.inf)
 
@@ -112,7 +131,7 @@ def _squares(halves: list[Half]) -> Squares:
         root, shift = square_root(right.gram)
         core = root.mT @ (left.gram @ root)
     (ascending,) = guarded(_eigenvalues, core).outputs
-    return Squares(ascending.flip(-1), tuple(halves), shift, torch.linalg.matrix_norm(core))
+    return Squares(ascending.flip(-1), tuple(halves), shift, frobenius_norm(core))
 
 
 def square_root(gram: Float[Tensor, "*batch w w"]) -> tuple[Tensor, Float[Tensor, "*batch"]]:
@@ -139,7 +158,7 @@ def square_root(gram: Float[Tensor, "*batch w w"]) -> tuple[Tensor, Float[Tensor
 
 def _symmetric_root(gram: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = guarded(torch.linalg.eigh, gram).outputs
-    rounding = (accumulation(gram.shape[-1]) + DECOMPOSITION) * UNIT * torch.linalg.matrix_norm(gram)
+    rounding = (accumulation(gram.shape[-1]) + DECOMPOSITION) * UNIT * frobenius_norm(gram)
     return vectors * values.clamp_min(0).sqrt()[:, None, :], rounding - values[:, 0].clamp_max(0)
 
 

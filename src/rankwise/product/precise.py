@@ -13,7 +13,15 @@ import math
 import torch
 from torch import Tensor
 
-from rankwise.product.bounds import DECOMPOSITION, MARGIN, UNIT, accumulation
+from rankwise.product.bounds import (
+    DECOMPOSITION,
+    MARGIN,
+    UNIT,
+    accumulation,
+    column_lengths,
+    error_of_roots,
+    frobenius_norm,
+)
 from rankwise.product.chain import contraction_error
 from rankwise.product.estimate import Estimate
 from rankwise.product.guarded import guarded
@@ -21,7 +29,8 @@ from rankwise.product.product import Product
 from rankwise.product.scaling import exponent_of, power_of_two
 from rankwise.product.triangular import Triangle, equilibrated, triangles
 
-MOST_SWEEPS = 40
+# QR has sorted and graded the columns: they turn orthogonal in a few sweeps, unless they are noise and never do.
+MOST_SWEEPS = 15
 
 # Squares of columns between 2^-480 and 2^480 stay inside float64: Jacobi starts at the upper end.
 TOP_EXPONENT = 400
@@ -43,19 +52,19 @@ def precise_values(product: Product) -> Estimate:
     unit_columns = unit_left.matrix.expand(*batch, *left.matrix.shape[-2:]).reshape(-1, *left.matrix.shape[-2:])
     triangle, order = pivoted_triangle(graded)
     meeting = torch.take_along_dim(unit_columns, order[:, None, :], -1) @ triangle.mT
-    values, cosine = jacobi(meeting)
+    values, cosine, residual = jacobi(meeting)
 
-    sizes = accumulation(width) * UNIT * torch.linalg.matrix_norm(unit_columns) * math.sqrt(width)
+    sizes = accumulation(width) * UNIT * frobenius_norm(unit_columns) * math.sqrt(width)
     relative = _share(unit_left.error, unit_left.matrix) + _share(
         unit_right.error + accumulation(width**2) * UNIT * math.sqrt(width), unit_right.matrix
     )
     relative = relative.expand(batch).reshape(-1)
-    relative = relative + _share(sizes, meeting / _nonzero(torch.linalg.vector_norm(triangle, dim=-1))[:, None, :])
+    relative = relative + _share(sizes, meeting / _nonzero(column_lengths(triangle.mT))[:, None, :])
     turning = (accumulation(width**2) + DECOMPOSITION) * UNIT * math.sqrt(width)
     relative = relative + _share(turning, meeting / _nonzero(_lengths(meeting))[:, None, :]) + width * cosine
     # Beyond a tenth the first-order bound says nothing: the absolute one is left.
     relative = torch.where(relative < 0.1, MARGIN * relative / (1 - relative), torch.inf)
-    rest = (turning + width * cosine)[:, None] * values[:, :1]
+    rest = turning * values[:, :1] + error_of_roots(values, residual)
     absolute = absolute.expand(batch).reshape(-1)[:, None] + rest
     error = torch.minimum(torch.where(values > 0, relative[:, None] * values, torch.inf), MARGIN * absolute)
     error = error.reshape(*batch, width) + contraction_error(product)
@@ -90,8 +99,8 @@ def pivoted_triangle(matrices: Tensor) -> tuple[Tensor, Tensor]:
     return work[:, : min(rows, columns)].triu(), order
 
 
-def jacobi(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values by rotating pairs of columns until they are orthogonal, and the largest cosine that was left.
+def jacobi(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular values by rotating pairs of columns until they are orthogonal.
 
     All pairs of a round are disjoint and turn at once, over the whole batch.
 
@@ -99,25 +108,30 @@ def jacobi(matrices: Tensor) -> tuple[Tensor, Tensor]:
         matrices: `[count, rows, columns]`.
 
     Returns:
-        values `[count, columns]`, largest first (NaN where a matrix is not finite), and one cosine for each matrix.
+        values `[count, columns]`, largest first, and how far from orthogonal the columns of each matrix still are: the
+        largest cosine between two of them, and the Frobenius norm of their inner products.
 
-    >>> values, _ = jacobi(torch.tensor([[[1.0, 1.0], [0.0, 1e-20]]], dtype=torch.float64))
+    >>> values, _, _ = jacobi(torch.tensor([[[1.0, 1.0], [0.0, 1e-20]]], dtype=torch.float64))
     >>> [f"{value:.12e}" for value in values[0].tolist()]
     ['1.414213562373e+00', '7.071067811865e-21']
     """
-    count, rows, columns = matrices.shape
+    columns = matrices.shape[-1]
     exponent = (TOP_EXPONENT - exponent_of(matrices.abs().amax((-2, -1)))).clamp(-1000, 1000)
     work = matrices * power_of_two(exponent)[:, None, None]
-    enough = UNIT * max(4.0, math.sqrt(rows))
-    cosine = torch.zeros(count, dtype=work.dtype, device=work.device)
+    enough = UNIT * max(4.0, math.sqrt(matrices.shape[-2]))
+    schedule = rounds(columns)
     for _ in range(MOST_SWEEPS):
-        cosine = torch.zeros_like(cosine)
-        for one, two in rounds(columns):
-            cosine = torch.maximum(cosine, _rotate(work, one, two, enough))
-        if not bool((cosine > enough).any()):
+        turned = [_rotate(work, one, two, enough) for one, two in schedule]
+        if not any(bool((cosine > enough).any()) for cosine in turned):
             break
-    values = _lengths(work) * power_of_two(-exponent)[:, None]
-    return values.sort(-1, descending=True).values, cosine
+    back = power_of_two(-exponent)
+    lengths = _lengths(work)
+    directions = work / _nonzero(lengths)[:, None, :]
+    cosines = (directions.mT @ directions).tril(-1).abs()
+    scale = lengths * back[:, None]
+    inner = cosines * scale[:, :, None] * scale[:, None, :]
+    values = scale.sort(-1, descending=True).values
+    return values, cosines.amax((-2, -1)), math.sqrt(2) * frobenius_norm(inner)
 
 
 def rounds(columns: int) -> list[tuple[list[int], list[int]]]:
@@ -161,7 +175,7 @@ def _rotate(work: Tensor, one: list[int], two: list[int], enough: float) -> Tens
 
 def _absolute_error(left: Triangle, right: Triangle) -> Tensor:
     width = left.matrix.shape[-1]
-    left_size, right_size = torch.linalg.matrix_norm(left.matrix), torch.linalg.matrix_norm(right.matrix)
+    left_size, right_size = frobenius_norm(left.matrix), frobenius_norm(right.matrix)
     reduction = left.error * right_size + right.error * left_size + left.error * right.error
     steps = accumulation(width**2) + accumulation(width) * math.sqrt(width)
     return reduction + UNIT * steps * left_size * right_size

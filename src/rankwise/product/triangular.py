@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from rankwise.product.bounds import DECOMPOSITION, MARGIN, UNIT, accumulation
+from rankwise.product.bounds import DECOMPOSITION, MARGIN, UNIT, accumulation, column_lengths, frobenius_norm
 from rankwise.product.chain import contraction_error, half_chains, identity
 from rankwise.product.estimate import Estimate
 from rankwise.product.guarded import guarded
@@ -48,8 +48,8 @@ class Triangle:
 
     @property
     def error(self) -> Float[Tensor, "*batch"]:
-        own = self.relative * torch.linalg.matrix_norm(self.matrix)
-        return own if self.lengths is None else own + self.carried * torch.linalg.vector_norm(self.lengths, dim=-1)
+        own = self.relative * frobenius_norm(self.matrix)
+        return own if self.lengths is None else own + self.carried * frobenius_norm(self.lengths[..., None, :])
 
 
 @torch.no_grad()
@@ -89,7 +89,7 @@ def qr_values(product: Product) -> Estimate:
     core = left.matrix @ right.matrix.mT
     (values,) = guarded(_singular_values, core.expand(*product.batch_shape, *core.shape[-2:])).outputs
     width = core.shape[-1]
-    left_size, right_size = torch.linalg.matrix_norm(left.matrix), torch.linalg.matrix_norm(right.matrix)
+    left_size, right_size = frobenius_norm(left.matrix), frobenius_norm(right.matrix)
     reduction = left.error * right_size + right.error * left_size + left.error * right.error
     rounding = accumulation(width) * left_size * right_size
     error = (reduction + UNIT * rounding)[..., None] + (accumulation(width**2) + DECOMPOSITION) * UNIT * values[..., :1]
@@ -105,7 +105,7 @@ def triangles(product: Product, ends: list[list[Tensor]] | None = None) -> tuple
 
 def equilibrated(left: Triangle, right: Triangle) -> tuple[Triangle, Triangle]:
     """Both triangles with columns of equal length where they meet, which makes the product of their norms small."""
-    scale, inverse = equilibration(*(torch.linalg.vector_norm(half.matrix, dim=-2) for half in (left, right)))
+    scale, inverse = equilibration(*(column_lengths(half.matrix) for half in (left, right)))
     return left.rescaled(scale), right.rescaled(inverse)
 
 
@@ -116,15 +116,15 @@ def _walk(half: list[Tensor], product: Product, kept: list[Tensor] | None) -> Tr
     triangle = Triangle(_factorized(first, kept), accumulation(first.shape[-2] * first.shape[-1]) * UNIT)
     for factor in half[1:]:
         factor = factor.double()
-        lengths = torch.linalg.vector_norm(triangle.matrix, dim=-2), torch.linalg.vector_norm(factor, dim=-1)
+        lengths = column_lengths(triangle.matrix), column_lengths(factor.mT)
         scale, inverse = equilibration(*lengths)
         triangle, factor = triangle.rescaled(scale), factor * inverse[..., None]
-        product_rounding = accumulation(factor.shape[-2]) * UNIT * torch.linalg.matrix_norm(triangle.matrix)
+        product_rounding = accumulation(factor.shape[-2]) * UNIT * frobenius_norm(triangle.matrix)
         triangle = Triangle(
             matrix=_factorized(triangle.matrix @ factor, kept),
             relative=accumulation(triangle.matrix.shape[-2] * factor.shape[-1]) * UNIT,
             carried=triangle.error + product_rounding,
-            lengths=torch.linalg.vector_norm(factor, dim=-2),
+            lengths=column_lengths(factor),
         )
     return triangle
 
