@@ -49,7 +49,7 @@ def find(
 
     Arguments:
         source: where the tensors are; a module brings its configuration with it.
-        config: the model's configuration (what `config.json` holds), for sources that bring none.
+        config: the model's configuration (what `config.json` holds), for sources that bring none or a wrong one.
         layouts: the layouts to try; all known ones by default.
 
     Returns:
@@ -63,7 +63,9 @@ def find(
     if given is not None and not isinstance(given, Mapping):
         raise UserError(f"config must be a mapping, as read from config.json, got {type(given).__name__}")
     search = _Search(shapes, tied, tuple(layouts) if layouts is not None else known_layouts())
-    roots = (module_roots(source) if isinstance(source, nn.Module) else []) or config_roots(given)
+    # A configuration that the user gives is meant; the module's own tells more precisely which part it governs.
+    own = module_roots(source) if config is None and isinstance(source, nn.Module) else []
+    roots = own or config_roots(given)
     classes = _classes(source) if isinstance(source, nn.Module) else []
     # In the order of the table, where what is matched by class comes after what a configuration says more exactly.
     for layout in search.layouts:
