@@ -20,7 +20,7 @@ _FEED_FORWARD = re.compile(r"mlp|ffn?|feed_?forward|linear\d|fc\d|bottleneck", r
 _EMBEDDING = re.compile(r"(embed|wte|wpe|lm_head|shared|position|token_type|emb)(\b|_|s|d|i)", re.IGNORECASE)
 _EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
 _LAYER = re.compile(r"\.(\d+)\.")
-_ADAPTER = re.compile(r"(?P<base>.+)\.lora_(?P<embedding>embedding_)?B(?:\.(?P<name>[^.]+))?(?:\.weight)?")
+_ADAPTER = re.compile(r"(?P<base>.+)\.lora_(?P<embedding>embedding_)?B(?:\.(?P<name>(?!weight$)[^.]+))?(?:\.weight)?")
 
 
 def is_matrix(shape: tuple[int, ...]) -> bool:
