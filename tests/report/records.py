@@ -381,9 +381,18 @@ def series(steps: Sequence[int] = (0, 100, 1000)) -> list[Json]:
 
 
 def difference() -> Json:
-    """What changed between two checkpoints: no balance, low rank."""
+    """What changed between two checkpoints: no balance, low rank, and what a LoRA of each matrix needs."""
     sites = [site for layer in range(3) for site in attention(layer, decay=0.8)]
     for site in sites:
-        for head in site["heads"]:
-            head["balance"] = None
-    return scan(sites, source="models/toy-tuned", base="models/toy-decoder")
+        site["null"] = None
+        for position, head in enumerate(site["heads"]):
+            overlaps = {"left": 0.6, "right": 0.1 * position, "left_chance": 0.125, "right_chance": 0.125}
+            head |= {"null_scale": None, "balance": None, "change": {"relative": 0.01 * (position + 1), **overlaps}}
+    record = scan(sites, source="models/toy-tuned", base="models/toy-decoder")
+    kept = {"90%": 3, "95%": 5, "99%": None}
+    return record | {
+        "matrices": [
+            {"parameter": "layers.0.query.weight", "shape": [64, 64], "relative": 0.02, "ranks": kept, "reason": None},
+            {"parameter": "norm.weight", "shape": [64, 2], "relative": 0.0, "ranks": None, "reason": "unchanged"},
+        ]
+    }

@@ -113,8 +113,8 @@ function fillPanel(panel, data, view, siteAt, headAt, { log, onLog, onPick }) {
     ...found.map((one) => element("p", { class: "finding", "data-kind": one.kind }, element("b", {}, one.kind), ` ${one.text}`)),
     element("div", { class: "columns" },
       element("div", {}, plot ?? element("p", { class: "no-spectrum" }, `No spectrum: ${reason}`),
-        plot && element("p", { class: "quiet" }, captionOf(head, random, data.change)), element("div", { id: "course" })),
-      element("div", {}, measuresTable(data, view, site, head), balanceTable(site, head), factsTable(site, head))),
+        plot && element("p", { class: "quiet" }, captionOf(head, random, data.change)), element("div", { id: "course" }), factsTable(site, head)),
+      element("div", {}, measuresTable(data, view, site, head), balanceTable(site, head))),
   );
   return plot;
 }
