@@ -54,6 +54,7 @@ class AttentionFacts:
         cross: keys and values come from another stream.
         query_factors: how many of a QK site's factors stand on the query's side of the head.
         model_type: the model type of the configuration that governs the module, or None.
+        signature: a digest of all that decides the formula; the release certificates are filed under it.
     """
 
     module: str
@@ -67,6 +68,7 @@ class AttentionFacts:
     cross: bool = False
     query_factors: int = 1
     model_type: str | None = None
+    signature: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Site:
         batch: the batch axes by name and size; flattened row-major they number the heads.
         shape: the shape of the stack multiplied out.
         biases: for each factor the bias that augments it, or None.
+        shifts: for each factor a second bias, added to the first, or None.
         gains: for each factor the gain folded into it, or None.
         attention: what the mathematics needs to know of the attention, or None.
         scaling: a number that the network multiplies the product by (an adapter's alpha / r).
@@ -104,6 +107,7 @@ class Site:
     layer: int | None = None
     stack: str = ""
     biases: tuple[Factor | None, ...] = ()
+    shifts: tuple[Factor | None, ...] = ()
     gains: tuple[Gain | None, ...] = ()
     attention: AttentionFacts | None = None
     scaling: float = 1.0
@@ -139,10 +143,10 @@ class Site:
         A logit is `[x_i, 1]^T P [x_j, 1]`; an end whose factor has no bias stays as wide as it was.
         """
         factors = [_view(factor, source) for factor in self.factors]
-        for position, bias in enumerate(self.biases):
-            if bias is not None:
+        for position in range(len(factors)):
+            if added := self.added(position):
                 dim = -2 if position == 0 and self.kind == "qk" else -1
-                column = _view(bias, source)
+                column = sum((_view(bias, source) for bias in added[1:]), _view(added[0], source))
                 batch = torch.broadcast_shapes(factors[position].shape[:-2], column.shape[:-2])
                 parts = [part.expand(*batch, *part.shape[-2:]) for part in (factors[position], column)]
                 factors[position] = torch.cat(parts, dim)
@@ -151,6 +155,11 @@ class Site:
                 factors[position] = factors[position] * (gain.offset + _view(gain.factor, source))
         product = Product(*factors)
         return product if self.scaling == 1.0 else product * self.scaling
+
+    def added(self, position: int) -> tuple[Factor, ...]:
+        """What is added behind one factor: its bias, and a shift where there is one."""
+        places = (self.biases[position : position + 1], self.shifts[position : position + 1])
+        return tuple(factor for place in places for factor in place if factor is not None)
 
     def renamed(self, name: str) -> Site:
         return replace(self, name=name)

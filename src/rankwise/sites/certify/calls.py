@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankwise.sites.certify.direct import direct_arguments
 from rankwise.sites.certify.probe import probes
+from rankwise.sites.site import Site
 
 
 @dataclass(frozen=True)
@@ -81,18 +83,23 @@ def record(
     return calls, problems
 
 
-def nearest(model: nn.Module, calls: Mapping[str, Call], path: str) -> Call | None:
-    """The call of the module; or else that of a module just like it, as another layer's; or of the innermost module around
-    it that was called."""
+def candidates(model: nn.Module, calls: Mapping[str, Call], path: str, sites: Sequence[Site]) -> Iterator[Call]:
+    """Calls to try for a module: its own; that of a module just like it, as another layer's; one with made-up arguments;
+    and that of the innermost module around it that was called."""
     if path in calls:
-        return calls[path]
-    module = model.get_submodule(path)
-    for other, call in calls.items():
-        if other and _alike(model.get_submodule(other), module):
-            return replace(call, path=path)
-    while path and path not in calls:
+        yield calls[path]
+    else:
+        module = model.get_submodule(path)
+        alike = (call for other, call in calls.items() if other and _alike(model.get_submodule(other), module))
+        if (call := next(alike, None)) is not None:
+            yield replace(call, path=path)
+        if (arguments := direct_arguments(module, sites)) is not None:
+            yield Call(path, (), arguments)
+    while path:
         path = path.rpartition(".")[0]
-    return calls.get(path)
+        if path in calls:
+            yield calls[path]
+            return
 
 
 def _alike(one: nn.Module, two: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,15 +33,21 @@ class Attention:
 class Capture(TorchFunctionMode):
     """While active, keeps the logits of every softmax and of every fused attention call.
 
+    `torch.nn.functional.multi_head_attention_forward` reads its projections' weights without calling them: `inputs` and
+    `output` are its own, and `streams` replaces its arguments, as `:q`, `:k` and `:v`.
+
     >>> with Capture() as seen:
     ...     _ = torch.softmax(torch.zeros(2, 3), -1)
     >>> seen.attentions[0].pattern.shape
     torch.Size([2, 3])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
         self.attentions: list[Attention] = []
+        self.inputs: dict[str, Tensor] = {}
+        self.output: Tensor | None = None
+        self._streams = streams or {}
         self._before_shift: Tensor | None = None
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -54,9 +60,18 @@ class Capture(TorchFunctionMode):
             self._fused(*args, **kwargs)
         elif function is F.multi_head_attention_forward:
             # It is one function to torch, so what it calls inside would pass unseen.
-            with _watched(self):
-                return function(*args, **kwargs)
+            return self._whole(function, args, kwargs)
         return function(*args, **kwargs)
+
+    def _whole(self, function: Callable, args: tuple, kwargs: dict) -> Any:
+        given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+        for role, name in ((":q", "query"), (":k", "key"), (":v", "value")):
+            given[name] = self._streams.get(role, given[name])
+            self.inputs.setdefault(role, given[name].detach())
+        with _watched(self):
+            result = function(*(given.pop(name) for name in ("query", "key", "value")), *args[3:], **given)
+        self.output = result[0].detach()
+        return result
 
     def _softmax(self, input: Tensor, dim: int = -1, *_: Any, **__: Any) -> None:
         if not input.is_floating_point() or input.ndim < 2:

@@ -38,7 +38,9 @@ def prove_gauge(site: Site, others: Sequence[Site], draws: Draws, tolerance: flo
     inside = _commuting(site, shape, draws.replay.dtype)
     inverse = torch.linalg.inv(inside)
     error = change(inside, inverse)
-    if not error <= tolerance:
+    if error != error:
+        return Proof.absent("the module's output is not finite on these inputs")
+    if error > tolerance:
         return Proof("failed", error, tolerance, "a move that keeps the product changes the output")
     least = change(inside, torch.eye(shape[-1], dtype=inside.dtype).expand(shape))
     if least <= 10 * tolerance:

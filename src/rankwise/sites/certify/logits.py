@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
@@ -13,7 +13,8 @@ from rankwise.sites.certify.axes import arrangements, as_samples, readings
 from rankwise.sites.certify.capture import Attention, visible
 from rankwise.sites.certify.certificates import Proof
 from rankwise.sites.certify.draws import Draw, Draws, Part
-from rankwise.sites.certify.prediction import late_weight
+from rankwise.sites.certify.prediction import late_weight, query_side
+from rankwise.sites.certify.replay import Run
 from rankwise.sites.certify.rotary import turning_error
 from rankwise.sites.site import Site
 
@@ -29,8 +30,9 @@ class Reader:
     call: int
     way: int
 
-    def target(self, attentions: Sequence[Attention], heads: int, tensor: str = "logits") -> Tensor:
-        captured = getattr(attentions[self.call], tensor)
+    def target(self, draws: Draws, run: Run, heads: int, tensor: str = "logits") -> Tensor:
+        """The logits or the pattern of a replay, `[samples, heads, queries, keys]`."""
+        captured = getattr(run.attentions[self.call], tensor).to(draws.replay.dtype)
         ways = arrangements(captured, self.query[0], heads, self.query[1], self.key[1])
         return next(way for index, way in enumerate(ways) if index == self.way)
 
@@ -85,8 +87,8 @@ def _compare(
 ) -> Proof:
     pairs = sum(_pairs(site) for site in sites)
     samples = reader.query[0]
-    taken = draws.take(max(2, ceil(8 / samples), ceil((8 * pairs + 16) / (samples * heads)) if pairs else 0))
-    target = torch.cat([reader.target(draw.run.attentions, heads) for draw in taken])
+    taken = draws.take(max(3, ceil(8 / samples), ceil((8 * pairs + 16) / (samples * heads)) if pairs else 0))
+    target = torch.cat([reader.target(draws, draw.run, heads) for draw in taken])
     seen = visible(target).all(0)
     if not seen.any():
         return Proof.absent("every logit is masked")
@@ -107,9 +109,10 @@ def _compare(
     exact = Proof.of(float(error.abs().max()) / largest, tolerance)
     if exact.status == "passed":
         return exact
-    # Masks and position biases are the same for every sample.
-    centred = float((error - error.mean(0)).abs().max()) / float((target - target.mean(0)).abs().max())
-    proof = Proof.of(centred, tolerance, "beside terms of the positions alone")
+    # Masks and position biases are the same in every replay, whatever they are made of.
+    error, moving = (each.unflatten(0, (len(taken), -1)) for each in (error, target))
+    centred = float((error - error.mean(0)).abs().max()) / float((moving - moving.mean(0)).abs().max())
+    proof = Proof.of(centred, tolerance, "beside terms that the streams do not enter")
     if proof.status == "passed" or softcap is not None:
         return proof
     return _second_difference(reader, sites, draws, heads, tolerance) or exact
@@ -144,7 +147,7 @@ def _second_difference(
         if no_key:
             changed[key_key] = _emptied(changed[key_key], reader.key, key_at)
         run = draws.replay.run(changed)
-        logits.append(reader.target(run.attentions, heads)[:, :, query_at][..., key_at])
+        logits.append(reader.target(draws, run, heads)[:, :, query_at][..., key_at])
         predicted = [reader.part(site, draws, changed).still()[:, :, query_at][..., key_at] for site in sites]
         still.append(sum(predicted))
     seen = visible(torch.stack(logits)).all(0).all(0)
@@ -152,17 +155,23 @@ def _second_difference(
         return None
     logits = [each.where(seen, 0.0) for each in logits]
     largest = float((logits[0] - logits[3]).abs().max())
-    one_sided = [logits[1] - logits[3], (logits[2] - logits[3]).mT]
-    moves = max(
-        float((each - _mean(each, mask, -2)).where(mask, 0.0).abs().max())
-        for each, mask in zip(one_sided, (seen, seen.mT), strict=True)
-    )
-    if moves <= 10 * tolerance * largest:
+    # A zero query leaves the terms of one key, and the other way round; where such a term moves with the other position, it
+    # holds more than a bias.
+    of_key, of_query = logits[1] - logits[3], logits[2] - logits[3]
+    key_moves = _spread(of_key, seen, -2) > 10 * tolerance * largest
+    if not key_moves and not _spread(of_query, seen, -1) > 10 * tolerance * largest:
         return None
-    real = logits[0] - logits[1] - logits[2] + logits[3]
-    ours = still[0] - still[1] - still[2] + still[3]
-    error = float((real - ours).where(seen, 0.0).abs().max()) / float(real.abs().max())
-    return Proof.of(error, tolerance, "beside terms of one token and its offset; biases are not seen")
+    wrong = logits[0] - logits[1] - logits[2] + logits[3] - (still[0] - still[1] - still[2] + still[3])
+    if not key_moves:
+        wrong = torch.stack([wrong, of_key - (still[1] - still[3])])
+    error = float(wrong.where(seen, 0.0).abs().max()) / largest
+    partial = key_moves and any(site.biases and site.biases[query_side(site) - 1] is not None for site in sites)
+    detail = "beside terms of one token and its offset" + ("; the query's bias is not seen" if partial else "")
+    return replace(Proof.of(error, tolerance, detail), partial=partial)
+
+
+def _spread(values: Tensor, seen: Tensor, dim: int) -> float:
+    return float((values - _mean(values, seen, dim)).where(seen, 0.0).abs().max())
 
 
 def _halves(reader: Reader, *, shared: bool) -> tuple[Tensor, Tensor]:

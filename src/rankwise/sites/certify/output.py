@@ -33,6 +33,8 @@ def prove_output(site: Site, draws: Draws, tolerance: float) -> Proof:
         if proof.status == "passed":
             return proof
         best = proof if best is None or error < (best.error or 0.0) else best
+    if draws.replay.key(site, "o") not in draw.run.outputs:
+        return Proof.absent("the output is projected inside the module, where it cannot be seen by itself")
     shapes = ", ".join(str(tuple(each.logits.shape)) for each in draw.run.attentions[:4])
     return best or Proof.absent(
         f"attention of shape {shapes} does not match {site.heads} heads and an output of {lead}"
@@ -42,7 +44,7 @@ def prove_output(site: Site, draws: Draws, tolerance: float) -> Proof:
 def _error(site: Site, draws: Draws, draw: Draw, reader: Reader) -> float:
     source = draws.replay.source
     values = as_samples(draws.predicted(site, "v", draw.streams), *reader.key[2:])
-    pattern = reader.target(draw.run.attentions, site.heads, "pattern")
+    pattern = reader.target(draws, draw.run, site.heads, "pattern")
     first = site.factors[0]
     out = flat_heads(first.view(source[first.parameter]), site)
     mixed = torch.einsum("bhij,bhjr,hdr->bid", pattern, values, out) * site.scaling

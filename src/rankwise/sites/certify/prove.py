@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from rankwise.errors import UserError
-from rankwise.sites.certify.calls import Call, nearest, record
+from rankwise.sites.certify.calls import Call, candidates, record
 from rankwise.sites.certify.certificates import Certificate, Certificates, Proof
 from rankwise.sites.certify.draws import Draws
 from rankwise.sites.certify.gauge import prove_gauge
@@ -21,6 +21,7 @@ from rankwise.sites.sites import Sites
 
 # In float64 what limits the comparison is what libraries compute in float32 all the same: norms, softmax, rotary tables.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
+_LONGEST_REASON = 300
 
 
 def certify(sites: Sites, model: Any, inputs: Mapping[str, Any] | None = None) -> Certificates:
@@ -45,40 +46,34 @@ def certify(sites: Sites, model: Any, inputs: Mapping[str, Any] | None = None) -
     factors = sorted({f for module in model.modules() for f in _attention_factors(module)})
     certificates: dict[str, Certificate] = {}
     for path, members in modules.items():
-        call = nearest(model, calls, path)
-        if call is None:
-            reason = "; ".join(["the module was never called", *problems[:2]])
-            certificates |= {site.name: _without(site, reason) for site in members}
-        else:
-            certificates |= prove_module(model, call, members, factors)
+        certificates |= _prove_module(model, candidates(model, calls, path, members), members, factors, problems)
     return Certificates(sites, {site.name: certificates[site.name] for site in sites if site.name in certificates})
 
 
-def prove_module(
-    model: nn.Module, call: Call, sites: Sequence[Site], factors: Sequence[float] = ()
+def _prove_module(
+    model: nn.Module, calls: Iterable[Call], sites: Sequence[Site], factors: Sequence[float], problems: Sequence[str]
 ) -> dict[str, Certificate]:
     """The certificates of the sites of one attention module, in float64 where that runs and in float32 where not."""
-    reason = ""
-    for dtype, tolerance in TOLERANCE.items():
-        try:
-            replay = Replay(model.get_submodule(call.path), call, dtype=dtype, sites=sites)
-            return _prove(replay, sites, tolerance, factors)
-        except ReplayError as error:
-            reason = reason or f"the module does not run on its own: {error}"
-    return {site.name: _without(site, " ".join(reason.split())[:300]) for site in sites}
+    reasons: list[str] = []
+    for call in calls:
+        for dtype, tolerance in TOLERANCE.items():
+            try:
+                replay = Replay(model.get_submodule(call.path), call, dtype=dtype, sites=sites)
+                return _prove(replay, sites, tolerance, factors)
+            except ReplayError as error:
+                reasons.append(str(error))
+    reason = f"the module does not run on its own: {reasons[0]}" if reasons else "the module was never called"
+    return {site.name: _without(site, "; ".join([reason, *problems[:2]])) for site in sites}
 
 
 def _prove(replay: Replay, sites: Sequence[Site], tolerance: float, factors: Sequence[float]) -> dict[str, Certificate]:
-    shapes = replay.run().inputs
+    shapes = replay.plain.inputs
+    keys = [replay.key(site, side) for site in sites for side in _sides(site)]
+    if missing := [key for key in keys if key not in shapes]:
+        raise ReplayError(f"it does not call '{missing[0]}'")
     certificates = {}
     for group in _groups(sites):
-        missing = [key for site in group for side in _sides(site) if (key := replay.key(site, side)) not in shapes]
-        if missing:
-            reason = f"the module does not call '{missing[0]}'"
-            certificates |= {site.name: _without(site, reason) for site in group}
-            continue
-        used = {replay.key(site, side) for site in sites for side in _sides(site)}
-        draws = Draws(replay, {key: like for key, like in shapes.items() if key in used})
+        draws = Draws(replay, {key: shapes[key] for key in keys})
         queries = [site for site in group if site.kind == "qk"]
         if queries:
             draws.fit_size(queries)
@@ -104,7 +99,8 @@ def _sides(site: Site) -> str:
 
 
 def _without(site: Site, reason: str) -> Certificate:
-    return Certificate(site=site.name, value=Proof.absent(reason), gauge=Proof.absent(reason))
+    short = " ".join(reason.split())[:_LONGEST_REASON]
+    return Certificate(site=site.name, value=Proof.absent(short), gauge=Proof.absent("as above"))
 
 
 def _attention_factors(module: nn.Module) -> tuple[float, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 from rankwise.sites.certify.calls import Call, mapped
 from rankwise.sites.certify.capture import Attention, Capture
 from rankwise.sites.site import Site
-
-_ARGUMENTS = {"q": ("query", 0), "k": ("key", 1), "v": ("value", 2)}
 
 
 @dataclass(frozen=True)
@@ -49,20 +46,25 @@ class Replay:
         self.path, self.dtype = call.path, dtype
         self.module = copy.deepcopy(module).eval().to(dtype).requires_grad_(False)
         self._args, self._kwargs = (mapped(each, self._cast) for each in (call.args, dict(call.kwargs)))
-        self._own = {role for site in sites for role in "qkvo" if role in _roles(site) and not self._owner(site, role)}
         self._paths = {self._owner(site, role) for site in sites for role in _roles(site)} - {""}
         named = self.module.named_parameters(remove_duplicate=False)
         # The names that the sites use, over the copy's tensors.
         self.source = {f"{self.path}.{name}" if self.path else name: parameter.data for name, parameter in named}
+        self.plain = self.run()
 
     def key(self, site: Site, role: str) -> str:
-        """What a stream is called in `run`: the path inside the module of the projection that reads it, or a role (`q`,
-        `k`, `v`) for an argument of the module itself, where the weights lie on it directly."""
-        return self._owner(site, role) or (role if self._named_arguments else "q")
+        """What a stream is called in `run`.
 
-    @property
-    def _named_arguments(self) -> bool:
-        return "key" in inspect.signature(self.module.forward).parameters
+        The path inside the module of the projection that reads it; a role (`:q`, `:k`, `:v`, `:o`) where one function
+        computes the whole attention from the weights; `:x` for the module's first argument, where the weights lie on it
+        directly.
+        """
+        owner = self._owner(site, role)
+        if owner in self.plain.inputs:
+            return owner
+        if ":q" in self.plain.inputs:
+            return f":{role}"
+        return owner or ":x"
 
     def _owner(self, site: Site, role: str) -> str:
         factor = site.factors[0 if role in "qo" else -1]
@@ -82,26 +84,30 @@ class Replay:
                 stack.enter_context(module.register_forward_pre_hook(before))
                 stack.enter_context(module.register_forward_hook(after))
             stack.enter_context(_plain_attention(self.module))
-            capture = stack.enter_context(Capture())
+            capture = stack.enter_context(Capture(streams))
             try:
                 result = _first(self.module(*args, **kwargs))
             except Exception as error:
                 raise ReplayError(f"{type(error).__name__}: {error}") from error
-        return Run(capture.attentions, inputs, outputs, result)
+        if capture.output is not None:
+            outputs[":o"] = capture.output
+        return Run(capture.attentions, inputs | capture.inputs, outputs, result)
 
     def _arguments(self, streams: Mapping[str, Tensor], inputs: dict[str, Tensor]) -> tuple[tuple, dict[str, Any]]:
+        """The recorded arguments, with the stream called `:x` in the place of the first of them."""
         args, kwargs = list(mapped(self._args, torch.clone)), mapped(self._kwargs, torch.clone)
-        for role in sorted(self._own - {"o"}):
-            name, position = _ARGUMENTS[role] if self._named_arguments else ("hidden_states", 0)
-            place: Any = kwargs if name in kwargs else args
-            at = name if name in kwargs else position
-            key = role if self._named_arguments else "q"
-            place[at] = streams.get(key, place[at])
-            inputs[key] = place[at]
+        place: Any = args if args else kwargs
+        first = 0 if args else next((name for name, each in kwargs.items() if _is_stream(each)), None)
+        if first is not None and _is_stream(place[first]):
+            inputs[":x"] = place[first] = streams.get(":x", place[first])
         return tuple(args), kwargs
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def _is_stream(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
 
 
 def _roles(site: Site) -> str:

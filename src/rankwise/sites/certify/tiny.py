@@ -122,6 +122,8 @@ def tiny_models(
     reasons: list[str] = []
     built = False
     for label, sizes in attempts():
+        if built and "width" not in sizes:
+            return
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -138,7 +140,9 @@ def tiny_models(
         built = True
         yield label, randomized(model, seed)
     if not built:
-        raise TinyError(f"'{model_type}' does not build small: {reasons[0]}")
+        raise TinyError(
+            f"'{model_type}' does not build small: {'; at last '.join(dict.fromkeys((reasons[0], reasons[-1])))}"
+        )
 
 
 def _build(config: Any) -> nn.Module:
@@ -185,19 +189,19 @@ def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
 def _small(config: Any, sizes: Mapping[str, int], changes: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     sizes = _latent(config, _with_width(config, sizes))
-    types = getattr(config, "layer_types", None)
+    types = _read(config, "layer_types")
     kinds = list(dict.fromkeys(types)) if types else []
     layers = max(LAYERS, len(kinds))
-    many = next((each for key in _LAYERS if isinstance(each := getattr(config, key, None), int)), None)
+    many = next((each for key in _LAYERS if isinstance(each := _read(config, key), int)), None)
     accepted = set(inspect.signature(type(config).__init__).parameters)
     for key in vars(config) | config.to_dict():
         if key.startswith("_") or key in ("model_type", "transformers_version") or _computed(config, key):
             continue
-        value = getattr(config, key, None)
+        value = _read(config, key)
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             values[key] = {**_small(value, sizes, changes), "model_type": value.model_type}
             continue
-        small = _value(key, value, sizes)
+        small = _value(key, value, sizes, _read(config, "patch_size"))
         if small is not None:
             values[key] = layers if small == LAYERS and kinds and key in ("num_hidden_layers", "n_layer") else small
         elif isinstance(value, list) and len(value) == many and "layers" in sizes and key != "layer_types":
@@ -213,8 +217,17 @@ def _small(config: Any, sizes: Mapping[str, int], changes: Mapping[str, Any]) ->
     return values
 
 
+def _read(config: Any, key: str) -> Any:
+    """A value of a configuration; None too where it differs by layer, which the class refuses to say for all."""
+    try:
+        return getattr(config, key, None)
+    except Exception:
+        return None
+
+
 def _computed(config: Any, key: str) -> bool:
     """Whether the configuration's class computes a value, so that it cannot be given."""
+    key = getattr(type(config), "attribute_map", {}).get(key, key)
     return isinstance(getattr(type(config), key, None), property)
 
 
@@ -228,15 +241,15 @@ def _with_width(config: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
 
 def _latent(config: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
     """Latent attention has a key for each head, and calls the part of a head that turns its head size."""
-    if getattr(config, "qk_rope_head_dim", None) is None or "heads" not in sizes:
+    if _read(config, "qk_rope_head_dim") is None or "heads" not in sizes:
         return sizes
     head_size = sizes["turning"]
-    if getattr(config, "head_dim", None) != config.qk_rope_head_dim:
+    if _read(config, "head_dim") != config.qk_rope_head_dim:
         head_size += sizes["still"]
     return {**sizes, "groups": sizes["heads"], "head_size": head_size}
 
 
-def _value(key: str, value: Any, sizes: Mapping[str, int]) -> Any:
+def _value(key: str, value: Any, sizes: Mapping[str, int], patch: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | None):
         return None
     name = next((name for pattern, name in _PATTERNS if pattern.fullmatch(key)), None)
@@ -244,6 +257,8 @@ def _value(key: str, value: Any, sizes: Mapping[str, int]) -> Any:
         return None
     if value is None and name not in ("head_size", "groups"):
         return None
+    if name == "image":
+        return max(sizes[name], 3 * patch) if isinstance(patch, int) else sizes[name]
     return sizes[name]
 
 

@@ -76,8 +76,8 @@ def attempt(model_type: str, changes: Mapping[str, Any] | None = None, *, second
     return best
 
 
-class _TooLong(Exception):
-    pass
+class _TooLong(BaseException):
+    """Not an `Exception`, so that no handler for a model's own errors takes it."""
 
 
 @contextmanager

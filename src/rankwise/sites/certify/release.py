@@ -1,0 +1,132 @@
+"""Which layouts were proved in the release: the table that ships with the package, and what a site is looked up by.
+
+A site is looked up by everything discrete that decides its formula: the model type that governs it, the layout and its
+patterns, rotary pairs, normalization, cap, biases and gains, how heads share factors, all parameters of its attention module,
+and every switch of the configuration whose name speaks of attention. What was not proved in just this combination is not
+claimed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from rankwise.sites.site import Site
+
+TABLE = "release.json"
+_SWITCH = re.compile(
+    r"attn|attention|qk|qkv|query|key|bias|rope|rotary|alibi|position|multi_query|new_decoder|kv|sink|gate|softcap|scale|norm"
+)
+_BUFFER = re.compile(r"(inv_freq|masked_bias|position_ids|relative_position_index|num_batches_tracked)$")
+_ASIDE = re.compile(
+    r"drop|implementation|output|eps|init|label|hidden_act|activation|id2|token|parallel|mlp|moe|router|expert|vocab|"
+    r"attention_window|max_|_size|_dim|num_|layers?$|layer_types|types|mamba|ssm|conv|linear_|embedding_scale|scale_embedding|"
+    r"pre_norm|post_norm|normalize_before|final|key_query_map|tie_|sliding|window|_freq|interpolat|image_|_step|key_value_proj"
+)
+
+
+def marked(
+    site: Site,
+    values: Mapping[str, Any],
+    names: Iterable[str],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    built_in: bool,
+) -> Site:
+    """The site with its signature, and with `certified="release"` where the release proved just this signature.
+
+    Arguments:
+        site: an attention site.
+        values: the configuration that governs its module (or the module's attributes).
+        names: the parameters of its module.
+        shapes: the shapes of all tensors of the source.
+        built_in: whether its layout is of the table that ships; nobody proved another one under the same name.
+    """
+    known = _table().get(type_of(site))
+    defaults = known["defaults"] if known is not None else {}
+    mark = signature(site, {**defaults, **switches(values)}, names, shapes)
+    proved = built_in and known is not None and mark in known["proved"]
+    assert site.attention is not None
+    return replace(site, attention=replace(site.attention, signature=mark), certified="release" if proved else "no")
+
+
+def signature(site: Site, facts: Mapping[str, Any], names: Iterable[str], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """A short digest of everything discrete that decides a site's formula."""
+    described = json.dumps({**_description(site, names, shapes), "switches": facts}, sort_keys=True, default=str)
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def type_of(site: Site) -> str:
+    """What the table files a site under: its model type, or its layout where that is matched by class."""
+    model_type = site.attention.model_type if site.attention is not None else None
+    return model_type or f"layout:{site.layout}"
+
+
+def switches(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The discrete facts of a configuration that may change an attention's formula: switches, choices, what is given at all.
+
+    >>> switches({"attention_bias": True, "hidden_size": 64, "rope_theta": 1e4, "attn_logit_softcapping": None})
+    {'attention_bias': True, 'attn_logit_softcapping': None}
+    """
+    facts: dict[str, Any] = {}
+    for key, value in values.items():
+        if not isinstance(key, str) or not _SWITCH.search(key) or _ASIDE.search(key):
+            continue
+        if value is None or isinstance(value, bool | str):
+            facts[key] = value
+        elif "softcap" in key or "clip" in key:
+            facts[key] = bool(value)
+    rope = values.get("rope_parameters") or values.get("rope_scaling")
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
+    # These multiply the logits by a factor of their own; other kinds change nothing but angles.
+    facts["rope"] = kind if kind in ("yarn", "longrope") else "angles"
+    return facts
+
+
+def _description(site: Site, names: Iterable[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    facts = site.attention
+    assert facts is not None
+    start = f"{facts.module}." if facts.module else ""
+
+    def relative(name: str) -> str:
+        return re.sub(r"\d+", "#", name.removeprefix(start).replace(".base_layer", ""))
+
+    def vector(factor: Any) -> Any:
+        return None if factor is None else [relative(factor.parameter), factor.pattern]
+
+    inner = site.factors[facts.query_factors - 1 if site.kind == "qk" else 0]
+    size = inner.shape(shapes[inner.parameter])[-1]
+    rotary, norm = facts.rotary, facts.norm
+    return {
+        "layout": site.layout,
+        "kind": site.kind + (".rotary" if site.name.endswith(".rotary.qk") else ""),
+        "factors": [[relative(f.parameter), f.pattern, f.rows is None, f.take is None] for f in site.factors],
+        "biases": [vector(bias) for bias in site.biases],
+        "gains": [None if gain is None else [*vector(gain.factor), gain.offset] for gain in site.gains],
+        "rotary": None if rotary is None else [rotary.pairs, rotary.rotated == size, rotary.start == 0],
+        "norm": None if norm is None else [norm.kind, norm.over, norm.after_rotary, facts.norm_offset],
+        "softcap": facts.softcap is not None,
+        "cross": facts.cross,
+        "shared": [[axis, extent > 1] for axis, extent in site.batch],
+        "parameters": sorted({relative(name) for name in names if not _is_buffer(name, shapes[name])}),
+    }
+
+
+def _is_buffer(name: str, shape: tuple[int, ...]) -> bool:
+    """Masks and frequencies that older checkpoints hold beside the parameters."""
+    return "lora_" in name or bool(_BUFFER.search(name)) or (name.endswith(".bias") and len(shape) > 2)
+
+
+@lru_cache(maxsize=1)
+def _table() -> Mapping[str, Any]:
+    page = files("rankwise.sites").joinpath(TABLE)
+    if not page.is_file():
+        return {}
+    types = json.loads(page.read_text(encoding="utf-8"))["types"]
+    return {name: {"defaults": row["defaults"], "proved": frozenset(row["proved"])} for name, row in types.items()}
