@@ -21,7 +21,7 @@ def pieces(site: Site, *, effective: bool) -> list[Piece]:
     """The tensors, or rows of tensors, that a site's product needs."""
     factors: list[Factor] = list(site.factors)
     if effective:
-        factors += [bias for bias in site.biases if bias is not None]
+        factors += [bias for bias in (*site.biases, *site.shifts) if bias is not None]
         factors += [gain.factor for gain in site.gains if gain is not None]
     return list(dict.fromkeys((factor.parameter, factor.rows) for factor in factors))
 

@@ -109,11 +109,13 @@ def _site(
     batch = list(order)
     factors: list[Factor] = []
     biases: list[Factor | None] = []
+    shifts: list[Factor | None] = []
     gains: list[Gain | None] = []
     for role, weight in roles:
         side: Side = "left" if role[0] in "qo" else "right"
         factors.append(_factor(place, weight, batch, side, values, sizes))
         gains.append(_gain(place, role, batch, side, values, sizes))
+        shifts.append(_declared(place, f"{role}_shift", batch, side, values, sizes))
         if role.endswith("down") or f"{role}_down" in present or (role == "q_rotary" and "q_down" in present):
             biases.append(None)
         else:
@@ -132,6 +134,7 @@ def _site(
         layer=place.layer,
         stack=place.stack,
         biases=tuple(biases),
+        shifts=tuple(shifts) if any(shifts) else (),
         gains=tuple(gains),
         attention=facts,
         scaling=float(evaluate(place.block.value_scale, values)) if kind == "ov" else 1.0,
@@ -297,21 +300,27 @@ def _bias(
 ) -> Factor | None:
     if role == "o":  # the output's bias is added after the product
         return None
-    declared: Weight | None = getattr(place.block, f"{role}_bias", None)
-    if declared is not None:
-        bias = declared
-        if _parameter(place, bias) not in place.shapes:
-            return None
-    else:
-        parameter = _parameter(place, weight)
-        if not parameter.endswith(".weight"):
-            return None
-        stored = parameter.removesuffix("weight") + "bias"
-        if stored not in place.shapes:
-            return None
-        axes = [group for group in weight.groups if group != [_width(weight, sizes)]]
-        text = " ".join(f"({' '.join(group)})" if len(group) > 1 else group[0] for group in axes)
-        bias = replace(weight, name=f"{weight.name}.bias", axes=text)
+    if getattr(place.block, f"{role}_bias", None) is not None:
+        return _declared(place, f"{role}_bias", batch, side, values, sizes)
+    parameter = _parameter(place, weight)
+    if not parameter.endswith(".weight"):
+        return None
+    stored = parameter.removesuffix("weight") + "bias"
+    if stored not in place.shapes:
+        return None
+    axes = [group for group in weight.groups if group != [_width(weight, sizes)]]
+    text = " ".join(f"({' '.join(group)})" if len(group) > 1 else group[0] for group in axes)
+    bias = replace(weight, name=f"{weight.name}.bias", axes=text)
+    return _vector(place, bias, batch, side, "r", values, sizes)
+
+
+def _declared(
+    place: Place, line: str, batch: list[str], side: Side, values: Mapping[str, Any], sizes: Mapping[str, int]
+) -> Factor | None:
+    """The bias that a line of the block declares, or None without the line or the parameter."""
+    bias: Weight | None = getattr(place.block, line, None)
+    if bias is None or _parameter(place, bias) not in place.shapes:
+        return None
     return _vector(place, bias, batch, side, "r", values, sizes)
 
 

@@ -90,7 +90,7 @@ class Norm:
 
 
 WEIGHTS = (
-    *("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "q_rotary", "k_rotary"),
+    *("q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "q_rotary", "k_rotary", "q_shift"),
     *("q_down", "k_down", "v_down", "q_down_norm", "k_down_norm", "v_down_norm"),
 )
 
@@ -106,6 +106,7 @@ class AttentionLayout:
         q_down, k_down, v_down: latent projections in front of q, k and v; `*_down_norm` their gains.
         q_rotary, k_rotary: the decoupled rotary part, a product of its own.
         q_bias, k_bias, v_bias: where the bias is not the neighbour called `bias`.
+        q_shift: a second bias of the queries, with which they meet the keys but not the relative positions.
         q_norm, k_norm, norm: a normalization of queries and keys, and its gains.
         rotary: rotary position embedding of queries and keys.
         scale, softcap: the factor on the logits, and the cap on them.
@@ -131,6 +132,7 @@ class AttentionLayout:
     q_bias: Weight | None = None
     k_bias: Weight | None = None
     v_bias: Weight | None = None
+    q_shift: Weight | None = None
     q_norm: Weight | None = None
     k_norm: Weight | None = None
     q_down_norm: Weight | None = None

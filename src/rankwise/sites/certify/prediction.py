@@ -71,8 +71,7 @@ def _through(site: Site, source: Mapping[str, Tensor], stream: Tensor, positions
         on_query_side = position < query_side(site) and site.kind == "qk"
         # A factor on the query's side is [width, head size], on the other side [head size, width].
         stream = stream @ (factor if on_query_side else factor.mT)
-        bias = site.biases[position] if site.biases else None
-        if bias is not None:
+        for bias in site.added(position):
             shift = bias.view(source[bias.parameter])
             stream = stream + (shift if on_query_side else shift.mT)
         latent = position != positions[-1]
