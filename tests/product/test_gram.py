@@ -74,7 +74,10 @@ def test_norms_are_computed_only_where_the_cheap_bound_is_not_enough():
     product = gaussian([60, 12, 60], 0)
     deficient = Product(torch.cat([product.left[:, :6], product.left[:, :6]], -1), product.right)
     loose = gram_values(deficient, torch.float64, 1.0, UNIT)
-    tight = gram_values(deficient, torch.float64, 1e-9, UNIT)
+    just_missed = 0.95 * float(loose.worst / loose.values[0])
+    tight = gram_values(deficient, torch.float64, just_missed, UNIT)
+    hopeless = gram_values(deficient, torch.float64, 1e-12, UNIT)
+    assert torch.equal(hopeless.error, loose.error)
     torch.testing.assert_close(loose.values, tight.values)
     assert bool((tight.error < loose.error).any())
     truth = torch.linalg.svdvals(deficient.dense())[:12]

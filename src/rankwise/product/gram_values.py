@@ -94,7 +94,9 @@ def _estimate(halves: list[Half], tolerance: float) -> Estimate:
         return Estimate(values, torch.where(safe[:, None], error, torch.inf))
 
     first = estimate(largest_eigenvalue_bound)
-    if bool((first.within(tolerance) | ~first.worst.isfinite()).all()):
+    # Not even norms as small as the longest column would help some: their norms are not worth computing.
+    in_reach = estimate(lambda gram: diagonal(gram).amax(-1)).within(tolerance)
+    if not bool((in_reach & ~first.within(tolerance)).any()):
         return first
     second = estimate(largest_eigenvalue)
     return Estimate(values, torch.minimum(first.error, second.error))
