@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.errors import CheckpointError
-from rankwise.sites.checkpoints import open_checkpoint
+from rankwise.sites.checkpoints import open_checkpoint, pickles
 from rankwise.sites.checkpoints.pickles import pickle_file
 from rankwise.sites.checkpoints.ranges import LocalRanges
 from tests.sites.checkpoints.test_header import Memory
@@ -111,6 +111,15 @@ def test_the_old_format_and_a_compressed_archive_are_loaded_whole_and_said(tmp_p
             assert any("loaded whole" in note for note in checkpoint.notes)
             assert torch.equal(checkpoint["w"], weights["w"])
             assert torch.equal(checkpoint.read("t", (1, slice(1, 3))), weights["t"][1, 1:3])
+
+
+def test_a_torch_that_does_not_tell_where_storages_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {"w": torch.randn(3, 4), "none": torch.zeros(0)}
+    torch.save(weights, tmp_path / "m.pt")
+    monkeypatch.setattr(pickles, "_start_of_storage", lambda tensor: None)
+    with open_checkpoint(tmp_path / "m.pt") as checkpoint:
+        assert any("loaded whole" in note for note in checkpoint.notes)
+        assert torch.equal(checkpoint.read("w", (slice(1, 3),)), weights["w"][1:3])
 
 
 class Attack:

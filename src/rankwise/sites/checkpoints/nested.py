@@ -26,6 +26,8 @@ WEIGHT_KEYS = (
 # Where they put what the model is, the likeliest first: nanoGPT's `config` is of the run, `model_args` of the model.
 CONFIG_KEYS = ("model_args", "model_config", "config", "hyper_parameters", "cfg", "args")
 DEEPEST = 16
+# A configuration that refers to itself would otherwise never end.
+MOST_SETTINGS = 20_000
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def find_tensors(content: object, file: str) -> FoundTensors:
         raise CheckpointError(
             f"{printable(file)} holds a {type(content).__name__}, a table of named tensors was expected"
         )
-    config = next((_plain(content[key]) for key in CONFIG_KEYS if isinstance(content.get(key), Mapping)), None)
+    configs = (content[key] for key in CONFIG_KEYS if isinstance(content.get(key), Mapping))
+    config = next((_plain(found, iter(range(MOST_SETTINGS))) for found in configs), None)
     path: list[str] = []
     aside: list[str] = []
     weights: Mapping[Any, Any] = content
@@ -107,12 +110,14 @@ def _flattened(table: Mapping[Any, Any], leaving: Sequence[Any] = ()) -> Iterato
         waiting += reversed(nested)
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """The value as JSON can hold it; what JSON cannot hold becomes its text."""
+def _plain(value: Any, room: Iterator[int], depth: int = 0) -> Any:
+    """The value as JSON can hold it; what JSON cannot hold becomes its text, and what is beyond all measure goes."""
+    if next(room, None) is None:
+        return "…"
     if isinstance(value, (str, int, float, bool)) or value is None:
         return value
     if depth < DEEPEST and isinstance(value, Mapping):
-        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+        return {str(key): _plain(item, room, depth + 1) for key, item in value.items()}
     if depth < DEEPEST and isinstance(value, (list, tuple)):
-        return [_plain(item, depth + 1) for item in value]
+        return [_plain(item, room, depth + 1) for item in value]
     return printable(value)

@@ -63,10 +63,15 @@ def pickle_file(source: ByteRanges, name: str) -> WeightFile:
     """
     stream = io.BufferedReader(RangeStream(source), BUFFER_BYTES)
     records = _archive_records(stream)
+    found = find_tensors(_unpickled(stream, source, fake=records is not None), name)
+    strided = [tensor for tensor in found.tensors.values() if tensor.layout == torch.strided]
+    if records is not None and any(_start_of_storage(tensor) is None for tensor in strided):
+        # A torch that does not tell where storages lie.
+        records = None
+        found = find_tensors(_unpickled(stream, source, fake=False), name)
     notes: list[str] = []
     if records is None:
         notes.append(f"{name} cannot be read by ranges (an old, compressed or big-endian archive): it was loaded whole")
-    found = find_tensors(_unpickled(stream, source, fake=records is not None), name)
     tensors: dict[str, StoredTensor] = {}
     unreadable: dict[str, str] = {}
     for key, tensor in found.tensors.items():
@@ -159,7 +164,7 @@ def _placed(tensor: Tensor, source: ByteRanges, file: str, records: dict[int, in
     shape, stride, dtype = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride())), tensor.dtype
     first = int(tensor.storage_offset())
     span = 1 + sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True)) if tensor.numel() else 0
-    start = getattr(tensor.untyped_storage(), "_checkpoint_offset", None) or 0
+    start = _start_of_storage(tensor) or 0
     if span and (first + span) * dtype.itemsize > records.get(start, 0):
         raise CheckpointError(f"{source.name}: a tensor reaches beyond its storage; the file is truncated or damaged")
     offset = start + first * dtype.itemsize
@@ -176,6 +181,11 @@ def _placed(tensor: Tensor, source: ByteRanges, file: str, records: dict[int, in
         return without_axes(content, dropped_axes(index)).clone(memory_format=torch.contiguous_format)
 
     return StoredTensor(shape, dtype=dtype, file=file, bytes=prod(shape) * dtype.itemsize, read=read)
+
+
+def _start_of_storage(tensor: Tensor) -> int | None:
+    """Where the storage of a tensor that was unpickled as fake begins in the file, if torch tells."""
+    return getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
 
 
 def _loaded(tensor: Tensor, file: str) -> StoredTensor:
