@@ -16,6 +16,11 @@ from rankwise.sites.checkpoints.ranges import LocalRanges
 from rankwise.sites.checkpoints.region import Placed, read_region
 
 
+def raw(tensor: torch.Tensor) -> bytes:
+    """The tensor's bytes, row-major."""
+    return bytes(tensor.flatten().view(torch.uint8).tolist())
+
+
 class Counted(LocalRanges):
     """Counts the bytes that are read."""
 
@@ -48,7 +53,7 @@ def test_any_index_equals_torch(
     shape, index = case
     whole = torch.arange(prod(shape), dtype=torch.int16).view(shape)
     path = tmp_path_factory.getbasetemp() / "region.bin"
-    path.write_bytes(bytes(offset) + bytes(whole.untyped_storage().tolist()))
+    path.write_bytes(bytes(offset) + raw(whole))
     source = LocalRanges(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(region, "LARGEST_SPAN", largest_span)
@@ -62,7 +67,7 @@ def test_any_index_equals_torch(
 def test_rows_cost_their_own_bytes_and_columns_one_pass(tmp_path: Path) -> None:
     whole = torch.arange(64 * 1000, dtype=torch.int32).view(64, 1000)
     path = tmp_path / "x"
-    path.write_bytes(bytes(whole.untyped_storage().tolist()))
+    path.write_bytes(raw(whole))
     source = Counted(path)
     placed = Placed(source, offset=0, shape=(64, 1000), dtype=torch.int32)
     read_region(placed, (slice(7, 9),))

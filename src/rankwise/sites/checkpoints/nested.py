@@ -116,8 +116,11 @@ def _plain(value: Any, room: Iterator[int], depth: int = 0) -> Any:
         return "…"
     if isinstance(value, (str, int, float, bool)) or value is None:
         return value
-    if depth < DEEPEST and isinstance(value, Mapping):
+    if depth == DEEPEST:
+        return "…"
+    if isinstance(value, Mapping):
         return {str(key): _plain(item, room, depth + 1) for key, item in value.items()}
-    if depth < DEEPEST and isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         return [_plain(item, room, depth + 1) for item in value]
-    return printable(value)
+    # The text of a tensor would be slow to make, and says nothing of a model.
+    return f"tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else printable(value)
