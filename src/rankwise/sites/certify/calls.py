@@ -84,8 +84,8 @@ def record(
 
 
 def candidates(model: nn.Module, calls: Mapping[str, Call], path: str, sites: Sequence[Site]) -> Iterator[Call]:
-    """Calls to try for a module: its own; that of a module just like it, as another layer's; one with made-up arguments;
-    and that of the innermost module around it that was called."""
+    """Calls to try for a module: its own, or that of a module just like it (another layer's), or one with made-up
+    arguments; and that of the innermost module around it that was called."""
     if path in calls:
         yield calls[path]
     else:

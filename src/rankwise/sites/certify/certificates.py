@@ -20,7 +20,7 @@ class Proof:
 
     Arguments:
         status: the outcome.
-        error: the largest error relative to the largest number that was to be reproduced; None where nothing was compared.
+        error: the largest error relative to the largest number to be reproduced; None where nothing was compared.
         tolerance: the largest error that passes.
         detail: how it was proved, or why it was not.
         partial: whether it leaves something open that the other proof must close.

@@ -113,8 +113,8 @@ class Part:
     def turning(self, i: int, j: int) -> list[Tensor]:
         """What the angles' functions multiply for one query and one key position, each `[samples, heads, pairs]`.
 
-        Without weights: the dot and the cross product of each pair, for the cosine and the sine of one angle. With weights:
-        for `cos cos`, `sin sin`, `sin cos` and `cos sin` of the query's and the key's own angles.
+        Without weights: the dot and the cross product of each pair, for the cosine and the sine of one angle. With
+        weights: for `cos cos`, `sin sin`, `sin cos` and `cos sin` of the query's and the key's own angles.
         """
         pairs, _ = self._split
         q, k = self.scale * self.query[..., i, :][..., pairs], self.key[..., j, :][..., pairs]

@@ -16,8 +16,9 @@ from rankwise.sites.site import Site
 
 
 def prove_gauge(site: Site, others: Sequence[Site], draws: Draws, tolerance: float) -> Proof:
-    """Move the factors on both sides of the head by inverse maps, and see that the module's output stays; and that it goes
-    where only one side moves, or where a move mixes what a rotary embedding keeps apart.
+    """Move the factors on both sides of the head by inverse maps, and see that the module's output stays.
+
+    It must not stay where only one side moves, or where a move mixes what a rotary embedding keeps apart.
 
     Arguments:
         site: the site to prove.
@@ -91,7 +92,7 @@ def _general(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _commuting(site: Site, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Maps that a rotary embedding commutes with: any on the dimensions that stand still, a turn and a stretch of each pair."""
+    """Maps that a rotary embedding commutes with: any on what stands still, a turn and a stretch of each pair."""
     facts = site.attention
     pairs, still = rotated(facts.rotary if facts is not None and site.kind == "qk" else None, shape[-1])
     maps = torch.zeros(shape, dtype=dtype)
@@ -111,25 +112,20 @@ def _commuting(site: Site, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor
 def _moved(site: Site, source: dict[str, Tensor], left: Tensor, right: Tensor) -> Iterator[None]:
     """The left factor times `left` and the right one behind `right`, biases too; put back exactly afterwards."""
     middle = query_side(site)
-    moves: list[tuple[Factor | None, Callable[[Tensor], Tensor]]] = [
+    moves: list[tuple[Factor, Callable[[Tensor], Tensor]]] = [
         (site.factors[middle - 1], lambda factor: factor @ left.to(factor)),
         (site.factors[middle], lambda factor: right.to(factor) @ factor),
     ]
-    if site.biases:
-        if site.kind == "qk":
-            moves.append((site.biases[middle - 1], lambda bias: bias @ left.to(bias)))
-        moves.append((site.biases[middle], lambda bias: right.to(bias) @ bias))
-    kept = {factor.parameter: source[factor.parameter].clone() for factor, _ in moves if factor is not None}
+    if site.kind == "qk":
+        moves += [(bias, lambda added: added @ left.to(added)) for bias in site.added(middle - 1)]
+    moves += [(bias, lambda added: right.to(added) @ added) for bias in site.added(middle)]
+    kept = {factor.parameter: source[factor.parameter].clone() for factor, _ in moves}
     try:
         for factor, move in moves:
-            if factor is not None:
-                view = factor.view(source[factor.parameter])
-                moved = move(view)
-                if moved.shape != view.shape:
-                    raise AssertionError(
-                        f"a gauge of shape {tuple(left.shape)} does not fit a factor of {tuple(view.shape)}"
-                    )
-                view.copy_(moved)
+            view = factor.view(source[factor.parameter])
+            moved = move(view)
+            assert moved.shape == view.shape, f"a gauge of {tuple(left.shape)} on a factor of {tuple(view.shape)}"
+            view.copy_(moved)
         yield
     finally:
         for name, tensor in kept.items():

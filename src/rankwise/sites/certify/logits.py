@@ -133,8 +133,8 @@ def _second_difference(
 ) -> Proof | None:
     """`l(x_i, x_j) - l(0, x_j) - l(x_i, 0) + l(0, 0)`: free of terms of one token and its offset, and of biases.
 
-    It is admitted only where the module itself has such terms (seen without the site: a zero query's logits then depend on
-    where the query stands), because it could not see a wrong bias. None where it has none.
+    It is admitted only where the module itself has such terms (seen without the site: a zero query's logits then depend
+    on where the query stands), because it could not see a wrong bias. None where it has none.
     """
     query_key, key_key = (draws.replay.key(sites[0], side) for side in "qk")
     query_at, key_at = _halves(reader, shared=query_key == key_key)
@@ -155,8 +155,8 @@ def _second_difference(
         return None
     logits = [each.where(seen, 0.0) for each in logits]
     largest = float((logits[0] - logits[3]).abs().max())
-    # A zero query leaves the terms of one key, and the other way round; where such a term moves with the other position, it
-    # holds more than a bias.
+    # A zero query leaves the terms of one key, and the other way round; where such a term moves with the other position,
+    # it holds more than a bias.
     of_key, of_query = logits[1] - logits[3], logits[2] - logits[3]
     key_moves = _spread(of_key, seen, -2) > 10 * tolerance * largest
     if not key_moves and not _spread(of_query, seen, -1) > 10 * tolerance * largest:
@@ -165,7 +165,7 @@ def _second_difference(
     if not key_moves:
         wrong = torch.stack([wrong, of_key - (still[1] - still[3])])
     error = float(wrong.where(seen, 0.0).abs().max()) / largest
-    partial = key_moves and any(site.biases and site.biases[query_side(site) - 1] is not None for site in sites)
+    partial = key_moves and any(site.added(query_side(site) - 1) for site in sites)
     detail = "beside terms of one token and its offset" + ("; the query's bias is not seen" if partial else "")
     return replace(Proof.of(error, tolerance, detail), partial=partial)
 

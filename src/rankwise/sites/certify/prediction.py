@@ -31,7 +31,7 @@ def values(site: Site, source: Mapping[str, Tensor], stream: Tensor) -> Tensor:
 
 
 def late_weight(site: Site, source: Mapping[str, Tensor]) -> Tensor | None:
-    """What gains multiply each dimension by after the rotation, `[heads, head size]`; None where gains come before it."""
+    """What gains multiply each dimension by after the rotation, `[heads, head size]`; None where they come before."""
     facts = site.attention
     if facts is None or facts.norm is None or not facts.norm.after_rotary or not any(site.gains):
         return None

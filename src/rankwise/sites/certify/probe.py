@@ -17,7 +17,7 @@ ENCODER_TOKENS = 9
 def probes(model: nn.Module, inputs: Mapping[str, Any] | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Modules to run and keyword arguments for them: the whole model, then its parts that have a configuration.
 
-    Parts of a composite model are run alone, because what joins them (image tokens in a text) is the model's own affair.
+    Parts of a composite model run alone, because what joins them (image tokens in a text) is the model's own affair.
     """
     if inputs is not None:
         yield "", dict(inputs)

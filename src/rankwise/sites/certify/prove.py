@@ -19,7 +19,7 @@ from rankwise.sites.certify.replay import Replay, ReplayError
 from rankwise.sites.site import Site
 from rankwise.sites.sites import Sites
 
-# In float64 what limits the comparison is what libraries compute in float32 all the same: norms, softmax, rotary tables.
+# In float64 the limit is what libraries compute in float32 all the same: norms, softmax, rotary tables.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 _LONGEST_REASON = 300
 

@@ -1,9 +1,9 @@
 """Which layouts were proved in the release: the table that ships with the package, and what a site is looked up by.
 
 A site is looked up by everything discrete that decides its formula: the model type that governs it, the layout and its
-patterns, rotary pairs, normalization, cap, biases and gains, how heads share factors, all parameters of its attention module,
-and every switch of the configuration whose name speaks of attention. What was not proved in just this combination is not
-claimed.
+patterns, rotary pairs, normalization, cap, biases and gains, how heads share factors, all parameters of its attention
+module, and every switch of the configuration whose name speaks of attention. What was not proved in just this
+combination is not claimed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from rankwise.sites.site import Site
 
 TABLE = "release.json"
 _SWITCH = re.compile(
-    r"attn|attention|qk|qkv|query|key|bias|rope|rotary|alibi|position|multi_query|new_decoder|kv|sink|gate|softcap|scale|norm"
+    r"attn|attention|qk|qkv|query|key|kv|bias|rope|rotary|alibi|position|multi_query|new_decoder|sink|gate|softcap|scale|norm"
+)
+# Names that speak of attention and mean sizes, other layers, or what happens around the product.
+_ASIDE = re.compile(
+    r"drop|implementation|output|eps|init|label|activation|hidden_act|id2|token|parallel|mlp|moe|router|expert|vocab|window|"
+    r"max_|num_|_size|_dim|layers?$|types|mamba|ssm|conv|linear_|embedding|pre_norm|post_norm|normalize_before|final|tie_|"
+    r"sliding|_freq|interpolat|image_|_step|residual|topk|norm_type|gated_act|key_query_map"
 )
 _BUFFER = re.compile(r"(inv_freq|masked_bias|position_ids|relative_position_index|num_batches_tracked)$")
 _ASIDE = re.compile(
@@ -69,7 +75,7 @@ def type_of(site: Site) -> str:
 
 
 def switches(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The discrete facts of a configuration that may change an attention's formula: switches, choices, what is given at all.
+    """The discrete facts of a configuration that may change an attention's formula: switches, choices, what is given.
 
     >>> switches({"attention_bias": True, "hidden_size": 64, "rope_theta": 1e4, "attn_logit_softcapping": None})
     {'attention_bias': True, 'attn_logit_softcapping': None}

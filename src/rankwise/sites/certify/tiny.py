@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -151,15 +152,20 @@ def _build(config: Any) -> nn.Module:
     kind = type(config)
     if kind in transformers.MODEL_MAPPING:
         return transformers.AutoModel.from_config(config)
-    home = importlib.import_module(kind.__module__.replace(".configuration_", ".modeling_"))
+    package = importlib.import_module(kind.__module__.rpartition(".")[0])
+    homes = [
+        importlib.import_module(f"{package.__name__}.{page.name}")
+        for page in pkgutil.iter_modules(package.__path__)
+        if page.name.startswith("modeling_")
+    ]
     models = [
         each
+        for home in homes
         for each in vars(home).values()
         if isinstance(each, type)
         and issubclass(each, transformers.PreTrainedModel)
         and each.__module__ == home.__name__
-        and each.__dict__.get("config_class", each.__dict__.get("__annotations__", {}).get("config"))
-        in (kind, kind.__name__)
+        and getattr(each, "config_class", None) is kind
         and not each.__name__.endswith("PreTrainedModel")
     ]
     if not models:
