@@ -47,19 +47,33 @@ class Root:
 
 
 class Attributes(Mapping[str, Any]):
-    """A module's plain attributes as a mapping, for layouts that are matched by class."""
+    """A module's attributes as a mapping, for layouts that are matched by class.
+
+    Numbers, texts and truths stand for themselves, a parameter for True, a submodule for a mapping of its own, in which
+    `class` is the name of its class.
+
+    >>> Attributes(nn.ModuleDict({"norm": nn.LayerNorm(4)}))["norm"]["class"]
+    'LayerNorm'
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     def __getitem__(self, name: str) -> Any:
+        if name == "class":
+            return type(self._module).__name__
         value = getattr(self._module, name, None)
+        if isinstance(value, nn.Module):
+            return Attributes(value)
+        if isinstance(value, nn.Parameter):
+            return True
         if isinstance(value, int | float | str | bool):
             return value
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in vars(self._module) if name in self)
+        parts = (vars(self._module), dict(self._module.named_children()), dict(self._module.named_parameters(recurse=False)))
+        return (name for name in dict.fromkeys(name for part in parts for name in part) if name in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -47,7 +47,7 @@ def _extended(name: str, table: dict[str, Any], raw: Mapping[str, Any], origin: 
     for key, block in table.get("attention", {}).items():
         merged = {**blocks.get(key, {}), **block}
         # An empty string takes a line of the parent away.
-        blocks[key] = {line: value for line, value in merged.items() if value not in ("", {})}
+        blocks[key] = {line: value for line, value in merged.items() if line == "at" or value not in ("", {})}
     result = {key: value for key, value in table.items() if key not in ("extends", "attention", "sizes")}
     result.setdefault("input_first", parent.get("input_first", False))
     sizes = {axis: size for axis, size in {**parent.get("sizes", {}), **table.get("sizes", {})}.items() if size != ""}
