@@ -46,14 +46,12 @@ def largest_eigenvalue_bound(gram: Float[Tensor, "*batch r r"]) -> Float[Tensor,
     1.01
     """
     size = gram.shape[-1]
-    unit = _unit(gram)
-    gram = gram / unit[..., None, None]
     mean = gram.diagonal(dim1=-2, dim2=-1).mean(-1)
-    variance = (gram.square().mean((-2, -1)) * size - mean.square()).clamp_min(0)
+    variance = (torch.linalg.matrix_norm(gram).square() / size - mean.square()).clamp_min(0)
     # The variance is a difference of numbers near the square of the mean: its rounding is counted before the root.
     variance = variance + 4 * size * UNIT * mean.square()
     bound = mean + ((size - 1) * variance).sqrt() if size > 1 else mean
-    return MARGIN * unit * bound.clamp_min(0)
+    return MARGIN * bound.clamp_min(0)
 
 
 def frobenius_norm(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:

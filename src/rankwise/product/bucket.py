@@ -7,11 +7,12 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 
+from rankwise.product.parallel import share_out
 from rankwise.product.product import Product, Start
 from rankwise.product.spectrum import MEMORY, Method, Spectrum, spectrum
 
-# A product this large keeps all cores busy by itself: stacking would only copy it.
-LARGE = 1 << 24
+# A product this large keeps all cores busy by itself; smaller ones are stacked up to this size, a stack for each core.
+LARGE = 1 << 23
 
 
 def spectra(
@@ -32,14 +33,24 @@ def spectra(
     for index, product in enumerate(products):
         buckets[_likeness(product)].append(index)
     results: dict[int, Spectrum] = {}
+
+    def compute(batch: list[int], allowed: int) -> None:
+        members = [products[index] for index in batch]
+        if len(members) == 1:
+            found = [spectrum(members[0], method=method, tolerance=tolerance, memory=allowed)]
+        else:
+            found = spectrum(stacked(members), method=method, tolerance=tolerance, memory=allowed)
+        results.update(zip(batch, found, strict=True))
+
+    share = max(1, memory // torch.get_num_threads())
     for indices in buckets.values():
-        for batch in _batches(indices, _bytes(products[indices[0]]), memory):
-            members = [products[index] for index in batch]
-            if len(members) == 1:
-                found = [spectrum(members[0], method=method, tolerance=tolerance, memory=memory)]
-            else:
-                found = spectrum(stacked(members), method=method, tolerance=tolerance, memory=memory)
-            results.update(zip(batch, found, strict=True))
+        size = _bytes(products[indices[0]])
+        batches = list(_batches(indices, size, share))
+        if size >= LARGE:
+            for batch in batches:
+                compute(batch, memory)
+        else:
+            share_out(lambda batch: compute(batch, share), batches, products[indices[0]].device)
     return [results[index] for index in range(len(products))]
 
 

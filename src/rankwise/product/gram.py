@@ -32,7 +32,7 @@ SAFE_RANGE = {torch.float32: (2.0**-86, 2.0**100), torch.float64: (2.0**-900, 2.
 
 @dataclass(frozen=True)
 class Half:
-    """The Gram of one half of a product in float64, with the pieces of its error bound.
+    """The Gram of one half of a product, with the pieces of its error bound.
 
     The error is kept in a form that follows the columns when they are rescaled: `relative * |G|` for a first factor,
     and `carried * |F| + fresh * sqrt(|F| tr F)` for a later one with the Gram `F`.
@@ -67,22 +67,23 @@ class Half:
         )
 
     def __getitem__(self, part: slice) -> Half:
-        """Some of the matrices of a flattened half."""
+        """Some of the matrices of a flattened half, in float64."""
         return replace(
             self,
-            gram=self.gram[part],
+            gram=self.gram[part].double(),
             safe=self.safe[part],
             last=None if self.last is None else self.last[part],
             carried=self.carried[part] if isinstance(self.carried, Tensor) else self.carried,
             fresh=self.fresh[part] if isinstance(self.fresh, Tensor) else self.fresh,
         )
 
-    def error(self, norm_bound: NormBound) -> Float[Tensor, "*batch"]:
-        """A bound of the 2-norm of what rounding has added to the Gram."""
+    def norm_and_error(self, norm_bound: NormBound) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+        """A bound of the 2-norm of the Gram as computed, and one of what rounding has added to it."""
+        norm = norm_bound(self.gram)
         if self.last is None:
-            return self.relative * norm_bound(self.gram)
-        norm = norm_bound(self.last)
-        return self.carried * norm + self.fresh * (norm * diagonal(self.last).sum(-1)).sqrt()
+            return norm, self.relative * norm
+        last = norm_bound(self.last)
+        return norm, self.carried * last + self.fresh * (last * diagonal(self.last).sum(-1)).sqrt()
 
 
 def half_gram(factors: list[Tensor], dtype: torch.dtype, unit: float) -> Half:
@@ -98,6 +99,8 @@ def half_gram(factors: list[Tensor], dtype: torch.dtype, unit: float) -> Half:
     # Roundings of the inputs to a shorter type, with signs of their own, count like two more units for each column.
     lost = 0.0 if torch.promote_types(first.dtype, dtype) == dtype else 2 * unit * first.shape[-1]
     half = Half(gram, accumulation(first.shape[-2]) * unit + lost, _safe(gram, first, dtype))
+    if len(factors) > 1:
+        half = replace(half, gram=half.gram.double())
     for factor in factors[1:]:
         half = _step(half, factor.double())
     return half
@@ -107,20 +110,20 @@ def _step(half: Half, factor: Tensor) -> Half:
     """`G <- A^T G A`, the width where both meet equilibrated first."""
     scale, inverse = equilibration(half.lengths, column_lengths(factor.mT))
     half, factor = half.rescaled(scale), factor * inverse[..., None]
-    norm = largest_eigenvalue_bound(half.gram)
+    norm, carried = half.norm_and_error(largest_eigenvalue_bound)
     last = factor.mT @ factor
     return Half(
         gram=factor.mT @ (half.gram @ factor),
         relative=0.0,
-        safe=half.safe & _safe(last, factor, torch.float64),
+        safe=half.safe & squares_in_range(half.gram) & _safe(last, factor, torch.float64),
         last=last,
-        carried=half.error(largest_eigenvalue_bound),
+        carried=carried,
         fresh=2 * accumulation(factor.shape[-2]) * UNIT * norm,
     )
 
 
 def column_gram(factor: Float[Tensor, "*batch m r"], dtype: torch.dtype) -> Float[Tensor, "*batch r r"]:
-    """`A^T A`, accumulated in the given type and returned in float64; converted piece by piece.
+    """`A^T A`, accumulated in the given type, to which the factor is converted piece by piece.
 
     >>> column_gram(torch.tensor([[3.0], [4.0]], dtype=torch.bfloat16), torch.float64)
     tensor([[25.]], dtype=torch.float64)
@@ -143,7 +146,7 @@ def column_gram(factor: Float[Tensor, "*batch m r"], dtype: torch.dtype) -> Floa
                 target.baddbmm_(piece.mT, piece)
 
     share_out(fill, range(0, len(flat), step), factor.device)
-    return gram.double().reshape(*batch, columns, columns)
+    return gram.reshape(*batch, columns, columns)
 
 
 def _safe(gram: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -158,12 +161,18 @@ def _safe(gram: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return ~unsure.any(-1) & (squares <= high).all(-1)
 
 
+def squares_in_range(gram: Float[Tensor, "*batch r r"]) -> Bool[Tensor, "*batch"]:
+    """Whether the squares of a Gram's entries, which its norm is made of, cannot all have underflowed."""
+    in_range = diagonal(gram).amax(-1) >= SAFE_RANGE[torch.float64][0] ** 0.5
+    return in_range if bool(in_range.all()) else in_range | (gram == 0).all(-1).all(-1)
+
+
 def diagonal(matrices: Float[Tensor, "*batch r r"]) -> Float[Tensor, "*batch r"]:
     return matrices.diagonal(dim1=-2, dim2=-1)
 
 
 def _on_both_sides(gram: Tensor, scale: Tensor) -> Tensor:
-    return gram * scale[..., :, None] * scale[..., None, :]
+    return (gram * scale[..., :, None]).mul_(scale[..., None, :])
 
 
 def _flat(values: Tensor, batch: torch.Size, matrix_axes: int) -> Tensor:

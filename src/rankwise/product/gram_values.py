@@ -18,7 +18,7 @@ from rankwise.product.bounds import (
 )
 from rankwise.product.chain import contraction_error, half_chains
 from rankwise.product.estimate import Estimate
-from rankwise.product.gram import SAFE_RANGE, Half, diagonal, half_gram
+from rankwise.product.gram import Half, diagonal, half_gram, squares_in_range
 from rankwise.product.guarded import guarded
 from rankwise.product.parallel import on_all_cores, share_out
 from rankwise.product.product import Product
@@ -49,13 +49,13 @@ class Squares:
         terms = accumulation(self.values.shape[-1])
         rounding = (terms + DECOMPOSITION) * self.size
         if len(self.halves) == 1:
-            return self.halves[0].error(norm_bound) + UNIT * rounding
-        left, right = self.halves
-        left_error, right_error = left.error(norm_bound), right.error(norm_bound)
-        left_norm, right_norm = norm_bound(left.gram) + left_error, norm_bound(right.gram) + right_error
-        trace = diagonal(right.gram).sum(-1)
+            return self.halves[0].norm_and_error(norm_bound)[1] + UNIT * rounding
+        (left_norm, left_error), (right_norm, right_error) = (half.norm_and_error(norm_bound) for half in self.halves)
+        left_norm, right_norm = left_norm + left_error, right_norm + right_error
+        right = self.halves[1].gram
+        trace = diagonal(right).sum(-1)
         # Cholesky of the right Gram, then two multiplications of its factor with the left one.
-        cholesky = terms * frobenius_norm(right.gram) * left_norm
+        cholesky = terms * torch.linalg.matrix_norm(right) * left_norm
         products = 2 * terms * left_norm * (right_norm * trace).sqrt()
         grams = left_error * right_norm + right_error * left_norm + self.shift * left_norm
         return grams + UNIT * (cholesky + products + rounding)
@@ -87,31 +87,24 @@ def gram_values(product: Product, dtype: torch.dtype, tolerance: float, unit: fl
 def _estimate(halves: list[Half], tolerance: float) -> Estimate:
     squares = _squares(halves)
     values = squares.values.clamp_min(0).sqrt()
-    safe = torch.stack([half.safe for half in squares.halves]).all(0) & _in_range(squares.halves)
+    # What equilibration leaves may be tiny: then the squares, or the norms in their bound, have underflowed.
+    safe = torch.stack([half.safe & squares_in_range(half.gram) for half in squares.halves]).all(0)
 
     def estimate(norm_bound: NormBound) -> Estimate:
         error = error_of_roots(values, squares.error(norm_bound))
         return Estimate(values, torch.where(safe[:, None], error, torch.inf))
 
     first = estimate(largest_eigenvalue_bound)
-    # Not even norms as small as the longest column would help some: their norms are not worth computing.
-    in_reach = estimate(lambda gram: diagonal(gram).amax(-1)).within(tolerance)
-    if not bool((in_reach & ~first.within(tolerance)).any()):
+    missed = ~first.within(tolerance)
+    # Where not even norms as small as the longest column would do, they are not worth computing.
+    if not bool(missed.any()) or not bool((missed & estimate(_least_norm).within(tolerance)).any()):
         return first
     second = estimate(largest_eigenvalue)
     return Estimate(values, torch.minimum(first.error, second.error))
 
 
-def _in_range(halves: tuple[Half, ...]) -> Tensor:
-    """Whether the squared values themselves stay inside float64: what is left after equilibration may be tiny."""
-    size = torch.ones_like(halves[0].gram[:, 0, 0])
-    for half in halves:
-        size = size * diagonal(half.gram).amax(-1)
-    return (size == 0) & _vanishes(halves) | (size >= SAFE_RANGE[torch.float64][0])
-
-
-def _vanishes(halves: tuple[Half, ...]) -> Tensor:
-    return torch.stack([(half.gram == 0).all(-1).all(-1) for half in halves]).any(0)
+def _least_norm(gram: Tensor) -> Tensor:
+    return diagonal(gram).amax(-1)
 
 
 def largest_eigenvalue(gram: Float[Tensor, "*batch r r"]) -> Float[Tensor, "*batch"]:
@@ -133,7 +126,7 @@ def _squares(halves: list[Half]) -> Squares:
         root, shift = square_root(right.gram)
         core = root.mT @ (left.gram @ root)
     (ascending,) = guarded(_eigenvalues, core).outputs
-    return Squares(ascending.flip(-1), tuple(halves), shift, frobenius_norm(core))
+    return Squares(ascending.flip(-1), tuple(halves), shift, torch.linalg.matrix_norm(core))
 
 
 def square_root(gram: Float[Tensor, "*batch w w"]) -> tuple[Tensor, Float[Tensor, "*batch"]]:
@@ -145,8 +138,9 @@ def square_root(gram: Float[Tensor, "*batch w w"]) -> tuple[Tensor, Float[Tensor
     flat = gram.reshape(-1, *gram.shape[-2:])
     root, failed = torch.linalg.cholesky_ex(flat)
     shift = torch.zeros(len(flat), dtype=gram.dtype, device=gram.device)
+    singular = (failed != 0).nonzero().flatten()
     # A matrix that is not finite has no root: it stays marked by the NaN in it.
-    singular = ((failed != 0) & flat.isfinite().all(-1).all(-1)).nonzero().flatten()
+    singular = singular[flat[singular].isfinite().all(-1).all(-1)]
     if len(singular):
         lacking = flat[singular]
         added = lacking.shape[-1] * UNIT * diagonal(lacking).amax(-1)

@@ -39,7 +39,7 @@ def guarded(decompose: Callable[[Tensor], tuple[Tensor, ...]], matrices: Float[T
     """
     batch = matrices.shape[:-2]
     usable = finite(matrices)
-    clean = torch.where(usable[..., None, None], matrices, 0.0)
+    clean = matrices if bool(usable.all()) else torch.where(usable[..., None, None], matrices, 0.0)
     failures = {int(index): NOT_FINITE for index in (~usable).flatten().nonzero().flatten()}
     try:
         outputs = _on_all_cores(decompose, clean)
