@@ -60,7 +60,9 @@ def test_a_layer_with_fewer_heads_leaves_its_other_places_empty():
 
 
 def test_experts_are_the_columns_of_their_own_map():
-    heads = [records.matrix("x", kind="mlp", layer=0, weight=records.gaussian(4, 3, seed=i))["heads"][0] for i in (1, 2)]
+    heads = [
+        records.matrix("x", kind="mlp", layer=0, weight=records.gaussian(4, 3, seed=i))["heads"][0] for i in (1, 2)
+    ]
     site = records.matrix("layers.0.experts.up.mlp", kind="mlp", layer=0, weight=records.gaussian(4, 3, seed=1))
     (one,) = heat_maps([site | {"heads": heads, "batch": [["expert", 2]]}])
     assert (one.part, one.column_name, one.columns) == ("layers.experts.up", "expert", ("0", "1"))

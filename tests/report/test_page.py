@@ -20,6 +20,7 @@ HOSTILE = {
     "script": "<script>alert(1)</script>",
     "image": '"><img src=x onerror=alert(1)>',
     "closing": "</script><script>alert(1)</script><!--",
+    "link": '<a href="https://example.org/">here</a><b>bold</b><br>',
     "template": "{{ 7 * 7 }}{% raw %}${7*7}%{x}",
     "control": "a\x00b\x1b[31m\r\nc\x7f",
     "bidi": "safe\u202etxt.exe\u2066\u200b",
@@ -159,7 +160,7 @@ def test_the_same_record_gives_the_same_page():
 def test_a_page_is_written_where_it_was_asked_for(tmp_path):
     path = write_page(records.scan([]), tmp_path / "page.html")
     assert path.read_text(encoding="utf-8") == render(records.scan([]))
-    with pytest.raises(UserError, match="the folder .* does not exist"):
+    with pytest.raises(UserError, match=r"the folder .* does not exist"):
         write_page(records.scan([]), tmp_path / "nowhere" / "page.html")
 
 

@@ -132,4 +132,8 @@ function start() {
   for (const query of ["(prefers-color-scheme: dark)", "print"]) window.matchMedia(query).addEventListener("change", drawAll);
 }
 
-start();
+try {
+  start();
+} finally {
+  document.body.classList.add("drawn");
+}
