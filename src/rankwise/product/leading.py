@@ -113,7 +113,11 @@ def outline(product: Product) -> dict[str, Measured]:
     rank = torch.where(largest.value > 0, energy / largest.value.square(), 0.0)
     share = torch.where(largest.value > 0, largest.error / largest.value, 0.0).clamp_max(0.5)
     return {
-        "frobenius_norm": Measured(frobenius, error=rounding.nan_to_num(torch.inf), method="sum of squares"),
+        "frobenius_norm": Measured(
+            frobenius, error=rounding.nan_to_num(torch.inf, posinf=torch.inf), method="sum of squares"
+        ),
         "operator_norm": largest,
-        "stable_rank": Measured(rank, error=(rank * 3 * share).nan_to_num(torch.inf), method="krylov"),
+        "stable_rank": Measured(
+            rank, error=(rank * 3 * share).nan_to_num(torch.inf, posinf=torch.inf), method="krylov"
+        ),
     }

@@ -32,7 +32,8 @@ def bound(value: float) -> float | None:
         return 0.0
     exponent = math.floor(math.log10(value)) - BOUND_DIGITS + 1
     short = float(f"{value:.{BOUND_DIGITS - 1}e}")
-    return short if short >= value else float(f"{short + 10.0**exponent:.{BOUND_DIGITS - 1}e}")
+    rounded = short if short >= value else float(f"{short + 10.0**exponent:.{BOUND_DIGITS - 1}e}")
+    return rounded if math.isfinite(rounded) else None
 
 
 def numbers(values: Tensor) -> list[float | None]:

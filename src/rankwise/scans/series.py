@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.sites.checkpoints import open_series
+from rankwise.sites.checkpoints.series import ordered
 
 FORMAT, VERSION = "rankwise-series", 1
 
@@ -23,8 +24,6 @@ def steps_of(sources: Sequence[str]) -> list[tuple[int | None, str]]:
         if Path(source).exists() or not glob.has_magic(source) or "://" in source:
             return [(None, source)]
         return [(step, str(path)) for step, path in open_series(source)]
-    from rankwise.sites.checkpoints.series import ordered
-
     return [(step, str(path)) for step, path in ordered([Path(source) for source in sources])]
 
 
