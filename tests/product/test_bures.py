@@ -79,6 +79,19 @@ def test_bounds_hold_for_uneven_and_deficient_factors(
     assert abs(report.nuclear.item() - nuclear) <= report.nuclear_error.item()
 
 
+@pytest.mark.parametrize("condition", [4, 6, 9, 12, 15, 20])
+@pytest.mark.parametrize("size", [4, 8, 24])
+def test_directions_far_below_roundoff_of_the_largest_stay_aligned(condition: int, size: int) -> None:
+    """Square factors, whose core no triangle has graded: its decomposition alone turns the smallest at random."""
+    values = torch.logspace(0, -condition, size, dtype=torch.float64)
+    turn = frame(size, size, 3)
+    p = Product(frame(size, size, 1) * values.sqrt() @ turn, (frame(size, size, 2) * values.sqrt() @ turn).mT)
+    gap, half_sum, _ = exact_gap(p)
+    report = bures(*p.factors)
+    assert abs(report.gap.item() - gap) <= report.error.item()
+    assert report.gap.item() < 1e-28 * size * half_sum
+
+
 def test_a_batch_with_a_bad_matrix() -> None:
     p = gaussian((6, 3, 5), 0, batch=(3,))
     broken = p.right.clone()

@@ -38,7 +38,22 @@ def test_the_measure_of_the_true_values_lies_within_the_error(
     elif report.error.isinf():
         assert name == "condition"
     else:
-        assert abs(truth.item() - report.value.item()) <= report.error.item() + 1e-12 * max(1.0, abs(truth.item()))
+        slack = 1e-12 * max(1.0, abs(truth.item()))
+        assert abs(truth.item() - report.value.item()) <= report.error.item() + slack
+        lower, upper = MEASURES[name].interval(known)
+        assert lower.item() - slack <= truth.item() <= upper.item() + slack
+
+
+@pytest.mark.parametrize("count", [3, 10, 100])
+def test_the_entropy_bound_is_reached_by_the_worst_case(count: int) -> None:
+    """One value known as alone, the true others sharing what it lacks: the continuity of entropy is tight there."""
+    moved = 0.01
+    exact = torch.tensor([1 - moved] + [moved / (count - 1)] * (count - 1), dtype=torch.float64)
+    found = torch.tensor([1.0] + [0.0] * (count - 1), dtype=torch.float64)
+    known = Spectrum(found, method="known", error=(exact - found).abs())
+    truth = MEASURES["effective_rank"].function(spectrum(exact.tolist())).item()
+    _, upper = MEASURES["effective_rank"].interval(known)
+    assert truth <= upper.item() <= truth * 1.2 * count**moved
 
 
 @pytest.mark.parametrize("name", list(MEASURES))

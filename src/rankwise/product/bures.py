@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 # Singular values of the core below this share of the largest are rotated once more, among themselves: the rotation of
 # a matrix is exact to roundoff over value, and their own matrix is known to far more digits than they are in the whole.
-GRADED_SHARE = 1e-8
-# How often that is repeated. Twice covers values down to 1e-24 of the largest, beyond what float64 entries can tell.
-GRADED_STEPS = 2
+GRADED_SHARE = 1e-3
+# How often that is repeated: down to 1e-24 of the largest, beyond what float64 entries can tell.
+GRADED_STEPS = 8
+# How far a decomposition may turn two directions of equal value, in units of roundoff.
+TURN_ROUNDOFFS = 8.0
 
 
 class Bures(NamedTuple):
@@ -41,7 +43,8 @@ def bures(left: Float[Tensor, "*batch m r"], right: Float[Tensor, "*batch r n"])
         gap = min_O |T_A - O T_B|_F^2 / 2 = |X - Y|_F^2 / 2,    X = U^T T_A,  Y = V^T T_B,  U S V^T = svd(T_A T_B^T),
 
     a sum of squares; and `A^T A - B B^T = X^T X - Y^T Y` is the symmetric part of `(X - Y)^T (X + Y)`. What remains is
-    the rounding of the rotations, `d = c u (|A| + |B|)`, hence an error of `sqrt(2 gap) d + d^2`.
+    the rounding of the rotations, `d = c u (|A| + |B|)`, hence an error of `sqrt(2 gap) d + d^2`, and what the smallest
+    directions that were turned together are off, `r (8 u)^2 |A B| / share`.
 
     >>> found = bures(torch.tensor([[4.0]]), torch.tensor([[1.0]]))
     >>> found.gap.item(), found.nuclear.item(), found.imbalance.item()
@@ -56,13 +59,16 @@ def bures(left: Float[Tensor, "*batch m r"], right: Float[Tensor, "*batch r n"])
     gap = difference.square().sum((-2, -1)) / 2
     product_with_sum = difference.mT @ (one + two)
     norms = torch.linalg.matrix_norm(one), torch.linalg.matrix_norm(two)
-    rounding = 2 * (left.shape[-2] + left.shape[-1] + right.shape[-1]) * torch.finfo(torch.float64).eps
+    unit = torch.finfo(torch.float64).eps
+    rounding = 2 * (left.shape[-2] + left.shape[-1] + right.shape[-1]) * unit
     moved = rounding * (norms[0] + norms[1])
     return Bures(
         gap,
-        error=((2 * gap).sqrt() * moved + moved.square()).nan_to_num(torch.inf),
+        error=((2 * gap).sqrt() * moved + moved.square()).nan_to_num(torch.inf, posinf=torch.inf),
         nuclear=values.sum(-1),
-        nuclear_error=(rounding * values.shape[-1] ** 0.5 * norms[0] * norms[1]).nan_to_num(torch.inf),
+        nuclear_error=(rounding * values.shape[-1] ** 0.5 * norms[0] * norms[1]).nan_to_num(
+            torch.inf, posinf=torch.inf
+        ),
         imbalance=(product_with_sum + product_with_sum.mT) / 2,
         failures=failures,
     )

@@ -49,7 +49,7 @@ class Measure:
             if energy is not None:
                 value = energy.value.sqrt()
                 error = torch.where(value > 0, energy.error / value, energy.error.sqrt())
-                return Measured(value, error=error.nan_to_num(torch.inf), method="gram64")
+                return Measured(value, error=error.nan_to_num(torch.inf, posinf=torch.inf), method="gram64")
         spectrum = measures.spectrum_of(target)
         value = self.function(spectrum)
         lower, upper = self.interval(spectrum)

@@ -74,6 +74,6 @@ def chain_balance(product: Product) -> ChainBalance:
         tuple(junction(left, right) for left, right in pairwise(product.factors)),
         mean_square=squares / depth,
         schatten=schatten,
-        error=torch.maximum(high - schatten, schatten - low).nan_to_num(torch.inf),
+        error=torch.maximum(high - schatten, schatten - low).nan_to_num(torch.inf, posinf=torch.inf),
         failures=spectrum.failures,
     )
