@@ -190,3 +190,20 @@ def test_wrong_arguments_get_one_line() -> None:
             measures.schatten(target, p)
     with pytest.raises(UserError, match=r"Product\(…\)"):
         measures.stable_rank(torch.eye(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1e160])
+def test_norms_at_the_ends_of_the_range_of_float64(scale: float) -> None:
+    p = gaussian((30, 4, 20), 0)
+    far = Product(p.left * scale, p.right)
+    for measure in (measures.frobenius_norm, measures.nuclear_norm, measures.operator_norm):
+        assert measure(far).item() == pytest.approx(scale * measure(p).item(), rel=1e-12)
+    assert measures.stable_rank(far).item() == pytest.approx(measures.stable_rank(p).item(), rel=1e-12)
+
+
+def test_an_empty_batch_has_no_measures() -> None:
+    p = Product(torch.empty(0, 5, 3), torch.empty(0, 3, 4))
+    for measure in ALL:
+        assert measure(p).shape == (0,)
+    assert p.truncated(energy=0.5).batch_shape == (0,)
+    assert p.balanced().batch_shape == (0,)

@@ -74,3 +74,16 @@ def test_zero_and_failed_spectra() -> None:
 def test_a_null_of_other_widths_is_refused() -> None:
     with pytest.raises(UserError, match="its own"):
         spikes(spectrum([1.0, 0.5]), null_model((9, 4, 9)))
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1e160])
+def test_verdicts_do_not_depend_on_the_scale_of_the_weights(scale: float) -> None:
+    p = gaussian((60, 8, 50), 0)
+    far = Product(p.left * scale, p.right)
+    null = null_model(p.widths)
+    for product in (p, far):
+        known = product.spectrum()
+        assert spikes(known, null.scaled(product)).item() == 0
+        assert random_distance(known, null).item() == pytest.approx(
+            random_distance(p.spectrum(), null).item(), rel=1e-9
+        )

@@ -50,7 +50,7 @@ class Balance:
         failures: why a matrix has no balance, by its flattened index; its numbers are NaN, its errors inf.
     """
 
-    imbalance: Float[Tensor, "*batch r r"]
+    imbalance: Float[Tensor, "*batch r r"] = field(repr=False)
     gap: Float[Tensor, "*batch"] = field(kw_only=True)
     half_sum: Float[Tensor, "*batch"] = field(kw_only=True)
     nuclear: Float[Tensor, "*batch"] = field(kw_only=True)

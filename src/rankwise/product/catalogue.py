@@ -141,7 +141,7 @@ _ALL = (
         formula="sqrt(sum s_i^2)",
         meaning="The size of the matrix, entry by entry.",
         function=measures.frobenius_norm,
-        interval=intervals.monotone(lambda values: torch.linalg.vector_norm(values, dim=-1)),
+        interval=intervals.monotone(measures.length),
         scales=True,
     ),
     Measure(

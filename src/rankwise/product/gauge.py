@@ -77,7 +77,7 @@ def truncated(product: Product, *, rank: int | None = None, energy: float | None
         keep = torch.full(values.shape[:-1], min(rank, values.shape[-1]), device=values.device)
     else:
         keep = _energy_ranks(values, energy)
-    width = max(1, int(keep.max()))
+    width = max([1, *keep.flatten().tolist()])
     roots = values[..., :width].sqrt()
     # A failed matrix stays NaN throughout: zeros would pass for an answer.
     kept = torch.arange(width, device=values.device) < keep[..., None]

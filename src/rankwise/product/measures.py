@@ -106,7 +106,7 @@ def frobenius_norm(target: Spectrum | Product) -> Float[Tensor, "*batch"]:
         energy = second_moment(target)
         if energy is not None:
             return energy.value.sqrt()
-    return torch.linalg.vector_norm(spectrum_of(target).values, dim=-1)
+    return length(spectrum_of(target).values)
 
 
 def operator_norm(target: Spectrum | Product) -> Float[Tensor, "*batch"]:
@@ -200,6 +200,11 @@ def relative(values: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:
     """The values over the largest, so that no square of them under- or overflows; zeros for a zero matrix."""
     top = values[..., :1]
     return values / torch.where(top > 0, top, 1.0)
+
+
+def length(values: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch"]:
+    """The root of the sum of squares, none of which under- or overflows."""
+    return values[..., 0] * torch.linalg.vector_norm(relative(values), dim=-1)
 
 
 def shares(weights: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Grams answer where they hold the sum to this share of it; a gauge that is worse than that is left to the spectrum.
 GRAM_TOLERANCE = 1e-9
+# Beyond these products of squared norms a square may have been lost to underflow or overflow.
+SAFE_RANGE = (1e-250, 1e250)
 
 
 @dataclass(frozen=True)
@@ -50,5 +52,7 @@ def second_moment(product: Product) -> Moment | None:
     for factor in product.factors:
         size = size * factor.double().square().sum((-2, -1))
     error = 2 * sum(product.widths) * torch.finfo(torch.float64).eps * size.expand(product.batch_shape)
+    low, high = SAFE_RANGE
     # Comparisons with NaN are false: a matrix that is not finite keeps its NaN here, and does not send the rest away.
-    return None if bool((error > GRAM_TOLERANCE * value).any()) else Moment(value, error=error)
+    unsure = (error > GRAM_TOLERANCE * value) | (size < low) | (size > high)
+    return None if bool(unsure.any()) else Moment(value, error=error)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.measures import length
 from rankwise.product.product import Product
 from rankwise.product.spectrum import Spectrum
 
@@ -108,7 +109,7 @@ class NullModel:
         A spectrum has no factors: its null gets the same Frobenius norm, which does not depend on the gauge.
         """
         if isinstance(target, Spectrum):
-            return ScaledNull(self, scale=_norm(target.values) / _norm(self.values).mean().to(target.values.device))
+            return ScaledNull(self, scale=length(target.values) / length(self.values).mean().to(target.values.device))
         if target.widths != self.widths:
             raise UserError(f"a null model for widths {self.widths} was scaled to {target!r}: use null_model(p.widths)")
         if target.is_sum:
@@ -118,7 +119,7 @@ class NullModel:
         scale = torch.ones(target.batch_shape, dtype=torch.float64, device=target.device)
         for factor in target.factors:
             rows, columns = factor.shape[-2:]
-            scale = scale * torch.linalg.matrix_norm(factor.detach().double()) / (rows * columns) ** 0.5
+            scale = scale * _factor_norm(factor.detach().double()) / (rows * columns) ** 0.5
         return ScaledNull(self, scale=scale)
 
 
@@ -266,8 +267,10 @@ def _balance(values: Tensor, squares: list[Tensor], grams: list[Tensor]) -> _Pai
     return _Pair(values, 1 - values.sum(-1) / half_sum, imbalance)
 
 
-def _norm(values: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(values, dim=-1)
+def _factor_norm(factor: Tensor) -> Tensor:
+    """The Frobenius norm, at whatever scale the entries are."""
+    largest = factor.abs().amax((-2, -1), keepdim=True)
+    return torch.linalg.matrix_norm(factor / torch.where(largest > 0, largest, 1.0)) * largest[..., 0, 0]
 
 
 def _summary(values: Tensor) -> NullValue:

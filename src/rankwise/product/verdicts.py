@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
-from rankwise.product.measures import effective_rank
+from rankwise.product.measures import effective_rank, relative
 from rankwise.product.null import NullModel, ScaledNull
 from rankwise.product.spectrum import Spectrum
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # A spectrum is collapsed when its effective rank is below this share of a random product's.
 COLLAPSED_SHARE = 0.5
 # A spectrum looks random when it is within this many standard deviations of the null, in root mean square over ranks.
-# Random products themselves lie near 1, and beyond 3 less than once in a hundred.
+# Random products themselves lie near 1, and beyond 3 less than once in a hundred. Above 256 values, where the null is
+# drawn to scale and its spread is too large, they lie lower, and the verdict is the more lenient.
 RANDOM_DISTANCE = 3.0
 
 
@@ -79,5 +80,6 @@ def _scaled(spectrum: Spectrum, null: NullModel | ScaledNull) -> ScaledNull:
 
 
 def _normalised(values: Tensor) -> Tensor:
+    values = relative(values)
     norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
     return values / torch.where(norm > 0, norm, 1.0)
