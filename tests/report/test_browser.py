@@ -200,6 +200,10 @@ def test_dark_narrow_and_wide_windows(browser, pages, name, width, dark):
     assert fits(browser)
     paper = browser.run("return getComputedStyle(document.querySelector('main > section')).backgroundColor")
     assert (sum(int(part) for part in paper[4:-1].split(",")) < 3 * 64) == dark
+    tallest = browser.run(
+        "return Math.max(...[...document.querySelectorAll('.plain td')].map((one) => one.offsetHeight))"
+    )
+    assert tallest < 120, "a cell is squeezed until its words break"
     browser.screenshot(name)
 
 

@@ -87,15 +87,17 @@ def test_every_tensor_of_a_composite_is_read_by_its_own_part():
     assert "projector.matrix" in live
 
 
-def test_attributes_are_the_plain_values_of_a_module():
+def test_attributes_are_what_an_expression_may_name_of_a_module():
     module = nn.Linear(3, 4)
     module.heads = 3
+    module.add_module("norm", nn.LayerNorm(4))
     values = Attributes(module)
     assert values["heads"] == 3
-    assert "weight" not in values
-    assert set(values) == {"in_features", "out_features", "training", "heads"} | {
-        name for name in vars(module) if isinstance(vars(module)[name], int | float | str | bool)
-    }
+    assert values["weight"] is True
+    assert values["norm"]["class"] == "LayerNorm"
+    assert "forward" not in values
+    assert "absent" not in values
+    assert {"in_features", "out_features", "heads", "weight", "bias", "norm"} <= set(values)
     assert len(values) == len(set(values))
 
 

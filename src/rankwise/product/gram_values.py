@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +22,7 @@ from rankwise.product.chain import contraction_error, half_chains
 from rankwise.product.estimate import Estimate
 from rankwise.product.gram import Half, diagonal, half_gram, squares_in_range
 from rankwise.product.guarded import guarded
-from rankwise.product.parallel import on_all_cores, share_out
+from rankwise.product.parallel import SMALLEST_SHARE, on_all_cores, share_out
 from rankwise.product.product import Product
 from rankwise.product.scaling import equilibration
 
@@ -74,14 +76,21 @@ def gram_values(product: Product, dtype: torch.dtype, tolerance: float, unit: fl
         unit: the roundoff of the accumulation.
     """
     halves = [half_gram(half, dtype, unit).flattened(product.batch_shape) for half in half_chains(product) if half]
-    size = max(1, CORE_BYTES.get(product.device.type, 1 << 30) // (8 * product.max_rank**2))
-    parts = [slice(start, start + size) for start in range(0, product.count, size)] or [slice(0)]
+    parts = _parts(product.count, max(1, CORE_BYTES.get(product.device.type, 1 << 30) // (8 * product.max_rank**2)))
     estimates = share_out(lambda part: _estimate([half[part] for half in halves], tolerance), parts, product.device)
     shape = (*product.batch_shape, product.max_rank)
     values, error = (
         torch.cat([getattr(estimate, name) for estimate in estimates]).reshape(shape) for name in ("values", "error")
     )
     return Estimate(values, error + contraction_error(product))
+
+
+def _parts(count: int, size: int) -> list[slice]:
+    """Slices of about a size, equally long, and as many for each core."""
+    cores = torch.get_num_threads() if count >= 2 * SMALLEST_SHARE else 1
+    number = max(1, cores * math.ceil(count / (size * cores)))
+    edges = [count * place // number for place in range(number + 1)]
+    return [slice(start, end) for start, end in pairwise(edges)]
 
 
 def _estimate(halves: list[Half], tolerance: float) -> Estimate:

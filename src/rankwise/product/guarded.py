@@ -58,7 +58,7 @@ def thin_svd(matrices: Float[Tensor, "*batch m n"]) -> tuple[Tensor, Tensor, Ten
 
 def finite(matrices: Float[Tensor, "*batch m n"]) -> Bool[Tensor, "*batch"]:
     """Which matrices of a batch hold neither NaN nor Inf."""
-    return matrices.isfinite().all(-1).all(-1)
+    return torch.linalg.vector_norm(matrices, ord=torch.inf, dim=(-2, -1)).isfinite()
 
 
 def blank(output: Tensor, batch_dimensions: int, failures: Mapping[int, str]) -> Tensor:

@@ -73,7 +73,8 @@ def find(
         search.by_class(layout, classes)
     search.sites += adapters(shapes, getattr(source, "adapter", None) or _adapter_config(source))
     search.rest(roots)
-    unread = [*search.unread.values(), *_unreadable(source)]
+    covered = {name for site in search.sites for name in site.parameters}
+    unread = [each for name, each in search.unread.items() if name not in covered] + _unreadable(source)
     return Sites(_distinct(search.sites), unread=unread, tied=tied, source=source)
 
 
@@ -184,6 +185,8 @@ class _Search:
                 if place.module in self.read:
                     return
                 self._refuse(self._below(place.module), block.unread)
+            elif all(name in self.tied for name in parameters(place).values()):
+                pass  # A layer that is used again: its weights are read where they stand first.
             elif all(name in self.shapes for name in parameters(place).values()):
                 below, shipped = self._below(place.module), place.layout.origin.startswith("the built-in")
                 built = [marked(each, place.values, below, self.shapes, built_in=shipped) for each in build(place)]
@@ -206,7 +209,7 @@ class _Search:
 
     def _refuse(self, names: Iterable[str], reason: str) -> None:
         for name in names:
-            if is_matrix(self.shapes[name]):
+            if is_matrix(self.shapes[name]) and name not in self.tied:
                 self.unread.setdefault(name, Unread(name, self.shapes[name], reason))
 
 

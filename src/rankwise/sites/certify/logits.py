@@ -104,7 +104,10 @@ def _compare(
         return Proof.absent("every logit is zero")
     still = sum(part.still() for part in parts)
     if pairs:
-        return turning_error(target - still, parts, seen, largest, tolerance, factors)
+        rounding = draws.replay.rounding
+        return turning_error(
+            target - still, parts, seen, largest=largest, tolerance=tolerance, rounding=rounding, factors=factors
+        )
     error = (target - still).where(seen, 0.0)
     exact = Proof.of(float(error.abs().max()) / largest, tolerance)
     if exact.status == "passed":

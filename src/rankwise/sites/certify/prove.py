@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from rankwise.sites.certify.draws import Draws
 from rankwise.sites.certify.gauge import prove_gauge
 from rankwise.sites.certify.logits import prove_logits
 from rankwise.sites.certify.output import prove_output
+from rankwise.sites.certify.prediction import query_side
 from rankwise.sites.certify.replay import Replay, ReplayError
 from rankwise.sites.site import Site
 from rankwise.sites.sites import Sites
@@ -73,6 +75,9 @@ def _prove(replay: Replay, sites: Sequence[Site], tolerance: float, factors: Seq
         raise ReplayError(f"it does not call '{missing[0]}'")
     certificates = {}
     for group in _groups(sites):
+        if wrong := [reason for site in group if (reason := _turns_too_much(site, replay))]:
+            certificates |= {s.name: replace(_without(s, ""), value=Proof("failed", detail=wrong[0])) for s in group}
+            continue
         draws = Draws(replay, {key: shapes[key] for key in keys})
         queries = [site for site in group if site.kind == "qk"]
         if queries:
@@ -84,6 +89,16 @@ def _prove(replay: Replay, sites: Sequence[Site], tolerance: float, factors: Seq
             gauge = prove_gauge(site, sites, draws, tolerance)
             certificates[site.name] = Certificate(site=site.name, value=value, gauge=gauge)
     return certificates
+
+
+def _turns_too_much(site: Site, replay: Replay) -> str:
+    """Why a site's rotary facts cannot be right for its heads, "" where they can."""
+    rotary = site.attention.rotary if site.attention is not None else None
+    factor = site.factors[query_side(site) - 1]
+    size = factor.view(replay.source[factor.parameter]).shape[-1]
+    if rotary is None or rotary.start + rotary.rotated <= size:
+        return ""
+    return f"{rotary.rotated} dimensions from {rotary.start} on are said to turn, in heads of {size}"
 
 
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:

@@ -45,6 +45,8 @@ class Replay:
     def __init__(self, module: nn.Module, call: Call, *, dtype: torch.dtype, sites: Sequence[Site]) -> None:
         self.path, self.dtype = call.path, dtype
         self.module = copy.deepcopy(module).eval().to(dtype).requires_grad_(False)
+        # Cosines and sines that were handed over have the model's own rounding, whatever the copy computes in.
+        self.rounding = max(_roundings((call.args, dict(call.kwargs))), default=0.0)
         self._args, self._kwargs = (mapped(each, self._cast) for each in (call.args, dict(call.kwargs)))
         self._paths = {self._owner(site, role) for site in sites for role in _roles(site)} - {""}
         named = self.module.named_parameters(remove_duplicate=False)
@@ -104,6 +106,18 @@ class Replay:
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def _roundings(value: Any) -> list[float]:
+    found: list[float] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            found.append(torch.finfo(tensor.dtype).eps)
+        return tensor
+
+    mapped(value, note)
+    return found
 
 
 def _is_stream(value: Any) -> bool:

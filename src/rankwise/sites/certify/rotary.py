@@ -16,7 +16,14 @@ _TURNED = 1e-3
 
 
 def turning_error(
-    target: Tensor, parts: Sequence[Part], seen: Tensor, largest: float, tolerance: float, factors: Sequence[float]
+    target: Tensor,
+    parts: Sequence[Part],
+    seen: Tensor,
+    *,
+    largest: float,
+    tolerance: float,
+    rounding: float,
+    factors: Sequence[float],
 ) -> Proof:
     """Fit one rotation for each pair at each pair of positions, and see what is left.
 
@@ -31,6 +38,7 @@ def turning_error(
         seen: where no mask hides the logits.
         largest: the largest logit.
         tolerance: the largest relative error that passes.
+        rounding: of the cosines and sines that the module was handed.
         factors: the values that `f` may have besides 1, such as YaRN's.
     """
     square = target.shape[-1] == target.shape[-2]
@@ -61,7 +69,7 @@ def turning_error(
     radius = torch.cat(radii)
     factor = min((1.0, *factors), key=lambda each: abs(each - float(radius.mean())))
     radius_error = float((radius - factor).abs().max())
-    if max(radius_error, diagonal_error) > 10 * tolerance:
+    if max(radius_error, diagonal_error) > max(10 * tolerance, 4 * rounding):
         detail = (
             f"the rotation's size is {float(radius.min()):.6g} to {float(radius.max()):.6g} and should be {factor:.6g}"
         )

@@ -11,6 +11,17 @@ from rankwise.sites.certify.release import switches
 
 # Together, as real checkpoints have them.
 TOGETHER: dict[str, tuple[dict[str, Any], ...]] = {
+    "deberta": ({"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False},),
+    "deberta-v2": (
+        {
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+            "share_att_key": True,
+            "norm_rel_ebd": "layer_norm",
+            "position_buckets": 256,
+        },
+    ),
     "falcon": (
         {"new_decoder_architecture": True, "num_kv_heads": 2},
         {"alibi": True, "multi_query": False, "bias": True, "parallel_attn": False},

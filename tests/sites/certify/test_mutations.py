@@ -1,0 +1,177 @@
+"""Certification is itself put to the proof: every way to read a weight wrongly must be caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from rankwise.sites.certify import Certificate, certify
+from rankwise.sites.factor import Factor
+from rankwise.sites.find import find
+from rankwise.sites.site import RotaryFacts, Site
+from tests.sites.certify.models import tiny
+
+
+def judged(model_type: str, name: str, mutate: Callable[[Site], Site]) -> Certificate:
+    """The certificate of one site of a model after it was changed; unchanged it passes."""
+    model = tiny(model_type)
+    site = find(model).select(name=name)
+    assert certify(site, model), "the site must pass as it is"
+    return certify(site.marked(mutate), model)[name]
+
+
+def with_factors(site: Site, *factors: Factor) -> Site:
+    return replace(site, factors=factors)
+
+
+def swapped(site: Site) -> Site:
+    left, right = site.factors
+    return with_factors(
+        site,
+        replace(left, parameter=right.parameter, take=right.take),
+        replace(right, parameter=left.parameter, take=left.take),
+    )
+
+
+def swapped_with_biases(site: Site) -> Site:
+    left, right = site.biases
+    assert left is not None
+    assert right is not None
+    biases = (replace(left, take=right.take), replace(right, take=left.take))
+    return replace(swapped(site), biases=biases)
+
+
+def interleaved_heads(site: Site) -> Site:
+    """The head axis inside the head size: every head boundary is wrong."""
+    return with_factors(site, *(replace(each, pattern=each.pattern.replace("h r)", "r h)")) for each in site.factors))
+
+
+def shifted_boundary(site: Site) -> Site:
+    """Three heads of twice the size: every second boundary is missing."""
+    halved = {"h": 3, "r": 16}
+    factors = tuple(replace(each, sizes={**each.sizes, **halved}) for each in site.factors)
+    biases = tuple(bias and replace(bias, sizes={**bias.sizes, **halved}) for bias in site.biases)
+    return replace(site, factors=factors, biases=biases, batch=(("h", 3),))
+
+
+def transposed(site: Site) -> Site:
+    """The output projection read along the other axis; only a square one can be."""
+    left, right = site.factors
+    return with_factors(
+        site,
+        replace(left, pattern="d (h r) -> h d r" if left.pattern.startswith("(h r) d") else "(h r) d -> h d r"),
+        right,
+    )
+
+
+def wrong_pairs(site: Site) -> Site:
+    facts = site.attention
+    assert facts is not None
+    assert facts.rotary is not None
+    other = "interleaved" if facts.rotary.pairs == "half" else "half"
+    return replace(site, attention=replace(facts, rotary=replace(facts.rotary, pairs=other)))
+
+
+def no_rotary(site: Site) -> Site:
+    assert site.attention is not None
+    return replace(site, attention=replace(site.attention, rotary=None))
+
+
+def rotary(site: Site) -> Site:
+    assert site.attention is not None
+    return replace(site, attention=replace(site.attention, rotary=RotaryFacts("half", 8)))
+
+
+def without_query_bias(site: Site) -> Site:
+    return replace(site, biases=(None, *site.biases[1:]))
+
+
+def without_key_bias(site: Site) -> Site:
+    return replace(site, biases=(*site.biases[:-1], None))
+
+
+def wrong_group(site: Site) -> Site:
+    """Queries numbered with the group inside: head 1 then meets the keys of another group."""
+    left, right = site.factors
+    return with_factors(site, replace(left, pattern=left.pattern.replace("(g q r)", "(q g r)")), right)
+
+
+def wrong_scale(site: Site) -> Site:
+    assert site.attention is not None
+    return replace(site, attention=replace(site.attention, scale=2 * site.attention.scale))
+
+
+def without_cap(site: Site) -> Site:
+    assert site.attention is not None
+    return replace(
+        site, attention=replace(site.attention, softcap=site.attention.softcap and 3 * site.attention.softcap)
+    )
+
+
+VALUE = [
+    ("gpt2", "layers.0.qk", swapped),
+    ("gpt2", "layers.0.qk", swapped_with_biases),
+    ("gpt2", "layers.0.qk", interleaved_heads),
+    ("gpt2", "layers.0.qk", without_query_bias),
+    ("gpt2", "layers.0.qk", without_key_bias),
+    ("gpt2", "layers.0.qk", wrong_scale),
+    ("gpt2", "layers.0.qk", rotary),
+    ("gpt2", "layers.0.ov", interleaved_heads),
+    ("gpt2", "layers.0.ov", transposed),
+    ("gpt2", "layers.0.ov", without_key_bias),
+    ("llama", "layers.0.qk", wrong_pairs),
+    ("llama", "layers.0.qk", no_rotary),
+    ("llama", "layers.0.qk", wrong_group),
+    ("llama", "layers.0.qk", wrong_scale),
+    ("llama", "layers.0.ov", wrong_group),
+    ("gptj", "layers.0.qk", wrong_pairs),
+    ("gemma2", "layers.0.qk", without_cap),
+    ("bloom", "layers.0.qk", without_query_bias),
+    ("t5", "encoder.layers.0.self.qk", wrong_scale),
+]
+
+
+@pytest.mark.parametrize(("model_type", "name", "mutate"), VALUE, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_a_wrong_reading_fails_the_value_proof(model_type: str, name: str, mutate: Callable[[Site], Site]) -> None:
+    certificate = judged(model_type, name, mutate)
+    assert certificate.value.status == "failed"
+    assert not certificate.passed
+
+
+GAUGE = [
+    ("gpt2", "layers.0.qk", interleaved_heads),
+    ("gpt2", "layers.0.qk", shifted_boundary),
+    ("gpt2", "layers.0.qk", without_query_bias),
+    ("gpt2", "layers.0.ov", transposed),
+    ("gpt2", "layers.0.ov", without_key_bias),
+    ("llama", "layers.0.qk", no_rotary),
+    ("llama", "layers.0.qk", wrong_pairs),
+    ("llama", "layers.0.qk", wrong_group),
+    ("llama", "layers.0.ov", wrong_group),
+]
+
+
+@pytest.mark.parametrize(("model_type", "name", "mutate"), GAUGE, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_a_wrong_reading_fails_the_gauge_proof(model_type: str, name: str, mutate: Callable[[Site], Site]) -> None:
+    certificate = judged(model_type, name, mutate)
+    assert certificate.gauge.status == "failed"
+    assert not certificate.passed
+
+
+def test_the_gauge_cannot_tell_queries_from_keys() -> None:
+    certificate = judged("gpt2", "layers.0.qk", swapped_with_biases)
+    assert certificate.gauge.status == "passed"
+    assert not certificate.orientation
+
+
+def test_the_gauge_does_not_feel_the_bias_of_keys() -> None:
+    # It adds one number to each row of logits, which the softmax takes off again; the value proof sees it.
+    certificate = judged("gpt2", "layers.0.qk", without_key_bias)
+    assert certificate.gauge.status == "passed"
+    assert certificate.value.status == "failed"
+
+
+def test_rotary_that_the_model_does_not_have_fails_the_gauge_too() -> None:
+    assert judged("gpt2", "layers.0.qk", rotary).gauge.status == "failed"
