@@ -37,7 +37,9 @@ COMMANDS = (
     Command("diff", "rankwise.cli.diff:diff", "Compare two checkpoints, product by product."),
     Command("extract-lora", "rankwise.cli.extract:extract_lora", "Write a fine-tune as a PEFT adapter."),
     Command("demo", "rankwise.cli.demo:demo", "Scan a small pretrained transformer and open its page."),
-    Command("certify", "rankwise.cli.certify:certify", "Prove layouts on the real modules of transformers' model types."),
+    Command(
+        "certify", "rankwise.cli.certify:certify", "Prove layouts on the real modules of transformers' model types."
+    ),
     Command("bench", "rankwise.cli.bench:bench", "Measure the speed and the errors of spectra on this machine."),
     Command("doctor", "rankwise.cli.doctor:doctor", "Say what is installed here and what it enables."),
 )

@@ -30,7 +30,7 @@ from rankwise.text import printable
 
 if TYPE_CHECKING:
     import pandas
-    from rich.table import Table
+    from rich.console import RenderableType
 
 FORMAT, VERSION = "rankwise-scan", 1
 
@@ -124,7 +124,7 @@ class Scan:
         """The record of one site."""
         return assess(site, source, self.settings)
 
-    def table(self) -> Table:
+    def table(self) -> RenderableType:
         """The scan as a table: one row for each site, its heads summed up."""
         from rankwise.scans.table import scan_table
 
@@ -147,7 +147,7 @@ class Scan:
         """Write the record as JSON, whole or not at all."""
         return write_whole(path, json.dumps(self.record, allow_nan=False))
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> RenderableType:
         return self.table()
 
     def __repr__(self) -> str:
@@ -229,9 +229,9 @@ def scan(
         tensors, notes = source, ()
         name = type(source).__name__
     sites = find(tensors, config=config)
-    if config is None:
-        config = getattr(tensors, "config", None)
-    config = config.to_dict() if hasattr(config, "to_dict") else config
+    known: Any = config if config is not None else getattr(tensors, "config", None)
+    if hasattr(known, "to_dict"):
+        known = known.to_dict()
     if not len(sites) and not sites.unread:
         raise UserError(f"{printable(name)} holds no matrix: there is nothing to scan")
     return Scan(
@@ -239,7 +239,7 @@ def scan(
         tensors=tensors,
         sites=settings.selection(sites),
         settings=settings,
-        config=config if isinstance(config, Mapping) else None,
+        config=known if isinstance(known, Mapping) else None,
         notes=notes,
     )
 
