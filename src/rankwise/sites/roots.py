@@ -72,8 +72,10 @@ class Attributes(Mapping[str, Any]):
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        parts = (vars(self._module), dict(self._module.named_children()), dict(self._module.named_parameters(recurse=False)))
-        return (name for name in dict.fromkeys(name for part in parts for name in part) if name in self)
+        names = [*vars(self._module)]
+        names += [name for name, _ in self._module.named_children()]
+        names += [name for name, _ in self._module.named_parameters(recurse=False)]
+        return (name for name in dict.fromkeys(names) if name in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -80,7 +80,7 @@ class Sites:
         name: str | None = None,
         where: Callable[[Site], bool] | None = None,
     ) -> Sites:
-        """The sites of a kind or several, in a layer or several, of a stack, of names that fit a glob, that pass a test."""
+        """The sites that fit all that is given: kinds, layers, a stack, a glob for their names, a test."""
         kinds = {kind} if isinstance(kind, str) else kind
         layers = {layer} if isinstance(layer, int) else layer
 

@@ -12,7 +12,6 @@ from torch import nn
 from rankwise.sites.certify.axes import arrangements, as_samples, readings
 from rankwise.sites.certify.capture import Capture, visible
 from rankwise.sites.certify.certificates import Certificate, Proof
-from rankwise.sites.certify.release import switches
 
 
 def test_softmax_and_fused_attention_are_seen_alike() -> None:
@@ -106,19 +105,3 @@ def test_reproduced_numbers_stand_where_the_gauge_does_not() -> None:
 def test_numbers_that_are_not_finite_prove_nothing() -> None:
     assert Proof.of(float("nan"), 1e-5).status == "absent"
     assert Proof.of(float("inf"), 1e-5).status == "failed"
-
-
-def test_switches_are_what_may_change_the_formula() -> None:
-    facts = switches(
-        {
-            "attention_bias": True,
-            "attention_dropout": 0.0,
-            "hidden_size": 64,
-            "qk_layernorm": False,
-            "mlp_bias": True,
-            "attn_logit_softcapping": 50.0,
-            "rope_parameters": {"rope_type": "yarn", "factor": 4},
-        }
-    )
-    assert facts == {"attention_bias": True, "qk_layernorm": False, "attn_logit_softcapping": True, "rope": "yarn"}
-    assert switches({"rope_scaling": {"type": "linear"}}) == {"rope": "angles"}

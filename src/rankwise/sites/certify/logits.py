@@ -158,8 +158,8 @@ def _second_difference(
         return None
     logits = [each.where(seen, 0.0) for each in logits]
     largest = float((logits[0] - logits[3]).abs().max())
-    # A zero query leaves the terms of one key, and the other way round; where such a term moves with the other position,
-    # it holds more than a bias.
+    # A zero query leaves the terms of one key, and the other way round; where such a term moves with the other
+    # position, it holds more than a bias.
     of_key, of_query = logits[1] - logits[3], logits[2] - logits[3]
     key_moves = _spread(of_key, seen, -2) > 10 * tolerance * largest
     if not key_moves and not _spread(of_query, seen, -1) > 10 * tolerance * largest:

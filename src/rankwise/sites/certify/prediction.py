@@ -91,20 +91,14 @@ def _normalized(site: Site, source: Mapping[str, Tensor], stream: Tensor, positi
         eps, kind, over = LATENT_EPS, "rms", "head"
     else:
         eps, kind, over = 0.0, "none", "head"
-    if over == "width":
-        stream = _over_width(stream, kind, eps)
-    else:
-        stream = _scaled(stream, kind, eps, dims=(-1,))
+    # Over the width: over all heads at once, which are the leading axes here.
+    dims = (*range(stream.ndim - 2), -1) if over == "width" else (-1,)
+    stream = _scaled(stream, kind, eps, dims=dims)
     if gain is not None and not (declared is not None and declared.after_rotary and not latent):
         vector = gain.offset + gain.factor.view(source[gain.factor.parameter])
         stream = stream * _as_row(vector)
         shift = _sibling(gain.factor, source)
     return stream if shift is None else stream + _as_row(shift)
-
-
-def _over_width(stream: Tensor, kind: str, eps: float) -> Tensor:
-    heads = tuple(range(stream.ndim - 2))
-    return _scaled(stream, kind, eps, dims=(*heads, -1))
 
 
 def _scaled(stream: Tensor, kind: str, eps: float, *, dims: tuple[int, ...]) -> Tensor:

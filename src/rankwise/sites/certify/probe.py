@@ -108,9 +108,8 @@ class _Makers:
         return plain[picks].to(self.like.device)
 
     def _normal(self, *shape: int | None) -> Tensor | None:
-        if any(size is None for size in shape):
-            return None
-        return torch.randn(*shape, generator=self.generator).to(self.like)  # pyright: ignore[reportArgumentType]
+        sizes = [size for size in shape if size is not None]
+        return torch.randn(sizes, generator=self.generator).to(self.like) if len(sizes) == len(shape) else None
 
     def _boxes(self) -> Tensor:
         corners = torch.randint(0, 100, (1, TOKENS, 4), generator=self.generator).cumsum(-1)

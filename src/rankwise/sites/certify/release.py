@@ -21,20 +21,24 @@ from rankwise.sites.site import Site
 
 TABLE = "release.json"
 _SWITCH = re.compile(
-    r"attn|attention|qk|qkv|query|key|kv|bias|rope|rotary|alibi|position|multi_query|new_decoder|sink|gate|softcap|scale|norm"
+    r"attn|attention|_att_|qk|qkv|query|key|kv|bias|rope|rotary|alibi|position|multi_query|new_decoder|sink|gate|softcap|cap$|"
+    r"scale|norm"
 )
-# Names that speak of attention and mean sizes, other layers, or what happens around the product.
+# Names that speak of attention and mean sizes, angles (of which `rope` is told apart), dropout, precision, other
+# layers, or what happens before and behind the attention. Nobody looks at these: in doubt a name does not stand here.
 _ASIDE = re.compile(
-    r"drop|implementation|output|eps|init|label|activation|hidden_act|id2|token|parallel|mlp|moe|router|expert|vocab|window|"
-    r"max_|num_|_size|_dim|layers?$|types|mamba|ssm|conv|linear_|embedding|pre_norm|post_norm|normalize_before|final|tie_|"
-    r"sliding|_freq|interpolat|image_|_step|residual|topk|norm_type|gated_act|key_query_map"
+    r"drop|implementation|fp32|output(?!_gate)|eps|init|label|hidden_act|activation|id2|token|parallel|mlp|moe|router|expert|vocab|"
+    r"max_|num_|_size|_dim|layers?$|types$|mamba|ssm|conv|linear_(?!attention)|embedding_scale|scale_embedding|pre_norm|post_norm|"
+    r"normalize_before|final|key_query_map|tie_|sliding|window|_freq|interpolat|image_|_step|key_value_proj|residual|topk|"
+    r"is_gated_act|(?<!qk_)norm_type|rope_(parameters|scaling|theta)$|classifier|lm_head|projector|backbone|loss|pool_|"
+    r"logit_scale|embed_?norm|batch_norm|patch_norm|pixel"
 )
+_CAP = re.compile(r"softcap|cap$|clip")
+# Kinds of rotary embedding that change angles and nothing else; others multiply the logits by a factor of their own.
+_ONLY_ANGLES = ("default", "linear", "dynamic", "llama3", "mrope", "proportional")
+# A key that a type does not know says nothing where it has one of these values.
+_NOTHING = (None, False, 0, "absolute")
 _BUFFER = re.compile(r"(inv_freq|masked_bias|position_ids|relative_position_index|num_batches_tracked)$")
-_ASIDE = re.compile(
-    r"drop|implementation|output|eps|init|label|hidden_act|activation|id2|token|parallel|mlp|moe|router|expert|vocab|"
-    r"attention_window|max_|_size|_dim|num_|layers?$|layer_types|types|mamba|ssm|conv|linear_|embedding_scale|scale_embedding|"
-    r"pre_norm|post_norm|normalize_before|final|key_query_map|tie_|sliding|window|_freq|interpolat|image_|_step|key_value_proj"
-)
 
 
 def marked(
@@ -56,7 +60,8 @@ def marked(
     """
     known = _table().get(type_of(site))
     defaults = known["defaults"] if known is not None else {}
-    mark = signature(site, {**defaults, **switches(values)}, names, shapes)
+    given = {key: value for key, value in switches(values).items() if key in defaults or value not in _NOTHING}
+    mark = signature(site, {**defaults, **given}, names, shapes)
     proved = built_in and known is not None and mark in known["proved"]
     assert site.attention is not None
     return replace(site, attention=replace(site.attention, signature=mark), certified="release" if proved else "no")
@@ -78,7 +83,7 @@ def switches(values: Mapping[str, Any]) -> dict[str, Any]:
     """The discrete facts of a configuration that may change an attention's formula: switches, choices, what is given.
 
     >>> switches({"attention_bias": True, "hidden_size": 64, "rope_theta": 1e4, "attn_logit_softcapping": None})
-    {'attention_bias': True, 'attn_logit_softcapping': None}
+    {'attention_bias': True, 'attn_logit_softcapping': None, 'rope': 'angles'}
     """
     facts: dict[str, Any] = {}
     for key, value in values.items():
@@ -86,13 +91,25 @@ def switches(values: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if value is None or isinstance(value, bool | str):
             facts[key] = value
-        elif "softcap" in key or "clip" in key:
-            facts[key] = bool(value)
-    rope = values.get("rope_parameters") or values.get("rope_scaling")
-    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
-    # These multiply the logits by a factor of their own; other kinds change nothing but angles.
-    facts["rope"] = kind if kind in ("yarn", "longrope") else "angles"
+        elif isinstance(value, int | float):
+            # Of a number that a layout reads, its proof covers every value; that it is given at all may be a switch.
+            facts[key] = "given" if value or not _CAP.search(key) else None
+        elif isinstance(value, Mapping):
+            facts |= {f"{key}.{inner}": fact for inner, fact in switches(value).items() if inner != "rope"}
+        elif isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+            facts[key] = sorted(set(value))
+    facts["rope"] = _rope(values.get("rope_parameters") or values.get("rope_scaling"))
     return facts
+
+
+def _rope(rope: Any) -> str:
+    """What a rotary embedding does beside turning; some models have one for each type of layer."""
+    if not isinstance(rope, Mapping):
+        return "angles"
+    inner = [_rope(each) for each in rope.values() if isinstance(each, Mapping)]
+    kind = rope.get("rope_type", rope.get("type")) or "default"
+    own = "angles" if kind in _ONLY_ANGLES else f"{kind}{', scaled' if rope.get('mscale_all_dim') else ''}"
+    return " and ".join(sorted({own, *inner}))
 
 
 def _description(site: Site, names: Iterable[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

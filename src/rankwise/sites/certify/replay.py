@@ -44,7 +44,7 @@ class Replay:
 
     def __init__(self, module: nn.Module, call: Call, *, dtype: torch.dtype, sites: Sequence[Site]) -> None:
         self.path, self.dtype = call.path, dtype
-        self.module = copy.deepcopy(module).eval().to(dtype).requires_grad_(False)
+        self.module = _made_plain(copy.deepcopy(module).eval().to(dtype).requires_grad_(False))
         # Cosines and sines that were handed over have the model's own rounding, whatever the copy computes in.
         self.rounding = max(_roundings((call.args, dict(call.kwargs))), default=0.0)
         self._args, self._kwargs = (mapped(each, self._cast) for each in (call.args, dict(call.kwargs)))
@@ -85,7 +85,6 @@ class Replay:
                 before, after = _hooks(path, streams, inputs, outputs)
                 stack.enter_context(module.register_forward_pre_hook(before))
                 stack.enter_context(module.register_forward_hook(after))
-            stack.enter_context(_plain_attention(self.module))
             capture = stack.enter_context(Capture(streams))
             try:
                 result = _first(self.module(*args, **kwargs))
@@ -147,17 +146,10 @@ def _first(value: Any) -> Tensor:
     return value
 
 
-class _plain_attention:  # noqa: N801 - used as a function
-    """Have the copy compute attention in torch's own functions, where it would call a kernel that cannot be seen."""
-
-    def __init__(self, module: nn.Module) -> None:
-        configs = {id(each.config): each.config for each in module.modules() if hasattr(each, "config")}
-        self._configs = [each for each in configs.values() if hasattr(each, "_attn_implementation")]
-
-    def __enter__(self) -> None:
-        for config in self._configs:
-            if config._attn_implementation not in (None, "eager", "sdpa"):
-                config._attn_implementation = "eager"  # the configuration was copied with the module
-
-    def __exit__(self, *_: object) -> None:
-        return None
+def _made_plain(module: nn.Module) -> nn.Module:
+    """Have a copy compute attention in torch's own functions, where it would call a kernel that cannot be seen."""
+    configs: list[Any] = [getattr(each, "config", None) for each in module.modules()]
+    for config in configs:
+        if getattr(config, "_attn_implementation", None) not in (None, "eager", "sdpa"):
+            config._attn_implementation = "eager"  # the configuration was copied with the module
+    return module

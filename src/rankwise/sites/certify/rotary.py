@@ -28,9 +28,9 @@ def turning_error(
     """Fit one rotation for each pair at each pair of positions, and see what is left.
 
     At fixed positions the logit is `sum_p a_p (q_p . k_p) + b_p (q_p x k_p)`, where `a_p = f cos`, `b_p = f sin` of an
-    angle that all samples and heads share. Least squares over samples and heads leave nothing exactly when the pairs are
-    the right ones; then `a^2 + b^2 = f^2` everywhere, and where both positions are the same, `a = f` and `b = 0`: the
-    logit is the product at offset 0.
+    angle that all samples and heads share. Least squares over samples and heads leave nothing exactly when the pairs
+    are the right ones; then `a^2 + b^2 = f^2` everywhere, and where both positions are the same, `a = f` and `b = 0`:
+    the logit is the product at offset 0.
 
     Arguments:
         target: the logits less those of the dimensions that stand still, `[samples, heads, queries, keys]`.

@@ -72,8 +72,8 @@ def markdown_table(rows: Sequence[Row]) -> str:
 Every model type of transformers {version}, built small with random parameters of pairwise different sizes, and its
 attention read by the layout table. A site is *certified* when the site's formula reproduces the logits (for QK) or the
 outputs (for OV) of the real module to 1e-5 of the largest number in float64 (1e-4 where a module only runs in float32).
-`variants` counts the configurations, its own and each switch turned, in which every site passed, of those that were tried
-and built. Sites of just these configurations carry `certified = "release"`; everything else says `no` until
+`variants` counts the configurations, its own and each switch turned, in which every site passed, of those that were
+tried and built. Sites of just these configurations carry `certified = "release"`; everything else says `no` until
 `sites.certify()` proves it on the model itself.
 
 {summary(rows)}.

@@ -177,7 +177,9 @@ def tiny_config(model_type: str, sizes: Mapping[str, int], changes: Mapping[str,
     """A configuration of a type with its sizes made small, nested ones too, and without dropout."""
     transformers = require("transformers", extra="hf")
     kind = transformers.CONFIG_MAPPING[model_type]
-    return kind(**_small(kind(), sizes, changes))
+    # A key that no class declares may be read all the same, where a model asks for it with a default of its own.
+    undeclared = {key: value for key, value in changes.items() if not _declares(kind(), key)}
+    return kind(**{**_small(kind(), sizes, changes), **undeclared})
 
 
 def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -199,7 +201,6 @@ def _small(config: Any, sizes: Mapping[str, int], changes: Mapping[str, Any]) ->
     kinds = list(dict.fromkeys(types)) if types else []
     layers = max(LAYERS, len(kinds))
     many = next((each for key in _LAYERS if isinstance(each := _read(config, key), int)), None)
-    accepted = set(inspect.signature(type(config).__init__).parameters)
     for key in vars(config) | config.to_dict():
         if key.startswith("_") or key in ("model_type", "transformers_version") or _computed(config, key):
             continue
@@ -219,8 +220,18 @@ def _small(config: Any, sizes: Mapping[str, int], changes: Mapping[str, Any]) ->
     if "vocab_size" in values:
         _small_tokens(config, values)
     changes = {**PECULIAR.get(config.model_type, {}), **changes}
-    values |= {key: value for key, value in changes.items() if hasattr(config, key) or key in accepted}
+    values |= {key: value for key, value in changes.items() if _takes(config, key)}
     return values
+
+
+def _takes(config: Any, key: str) -> bool:
+    return hasattr(config, key) or key in inspect.signature(type(config).__init__).parameters
+
+
+def _declares(config: Any, key: str) -> bool:
+    """Whether a configuration, or one nested in it, has a key."""
+    inner = [value for value in vars(config).values() if hasattr(value, "to_dict") and hasattr(value, "model_type")]
+    return _takes(config, key) or any(_declares(each, key) for each in inner)
 
 
 def _read(config: Any, key: str) -> Any:

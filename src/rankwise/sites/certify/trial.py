@@ -57,10 +57,10 @@ def attempt(model_type: str, changes: Mapping[str, Any] | None = None, *, second
                 sites = find(model)
                 unread = {each.parameter: each.reason for each in sites.unread}
                 certificates = certify(sites, model)
-                config = model.config.to_dict()  # pyright: ignore[reportCallIssue]
-                trial = Trial(model_type, changes or {}, certificates, label, "", unread, config)
+                config: Any = model.config
+                trial = Trial(model_type, changes or {}, certificates, label, "", unread, config.to_dict())
                 if not len(certificates):
-                    return Trial(model_type, changes or {}, None, label, "no attention site was found", unread, config)
+                    return Trial(model_type, changes or {}, None, label, "no attention site was found", unread)
                 if best.certificates is None or len(trial.proved) > len(best.proved):
                     best = trial
                 if certificates or any(each.value.status == "failed" for each in certificates.values()):
