@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from rankwise.errors import UserError, require
+from rankwise.errors import require
+from rankwise.files import write_whole
 from rankwise.report.packing import script_json
 from rankwise.report.record import ATTENTION, Record, checked
 from rankwise.report.summary import summarize
@@ -55,11 +56,7 @@ def render(record: Record | Sequence[Record]) -> str:
 
 def write_page(record: Record | Sequence[Record], path: str | Path) -> Path:
     """Render the page into a file, whose folder must exist; returns its path."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise UserError(f"{target}: the folder {target.parent} does not exist: create it, or give another path")
-    target.write_text(render(record), encoding="utf-8", newline="\n")
-    return target
+    return write_whole(path, render(record))
 
 
 def _asset(name: str) -> str:
