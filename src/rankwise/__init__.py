@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankwise.layers.initialization import Spectral as Spectral
+    from rankwise.layers.linear import FactorizedLinear as FactorizedLinear
     from rankwise.product.balance import Balance as Balance
     from rankwise.product.balance import balance as balance
     from rankwise.product.bucket import spectra as spectra
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
 # Each module with the public names that live in it. They are imported at first use, so that the command line can answer
 # `--help` at once and nobody pays for a room that they never enter; the block above tells type checkers the same.
 _MODULES = {
+    "rankwise.layers.initialization": ("Spectral",),
+    "rankwise.layers.linear": ("FactorizedLinear",),
     "rankwise.product.balance": ("Balance", "balance"),
     "rankwise.product.bucket": ("spectra",),
     "rankwise.product.catalogue": ("MEASURES", "Measured", "measure"),

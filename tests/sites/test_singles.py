@@ -1,4 +1,4 @@
-"""What is no attention product: adapters as products of two, every other matrix as a product of one."""
+"""What is no attention product: adapters, factorized layers, every other matrix as a product of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.sites.find import find
-from rankwise.sites.singles import adapters, is_matrix, looks_like_attention, single
+from rankwise.sites.singles import adapters, factorized, is_matrix, looks_like_attention, single
 from tests.sites.models import state
 
 
@@ -166,3 +166,58 @@ def test_an_adapter_on_attention_does_not_hide_the_base():
     assert {site.kind for site in sites} == {"qk", "ov", "lora"}
     assert sites["layers.0.qk"].parameters[0].endswith("q_proj.base_layer.weight")
     assert sites.unread == ()
+
+
+FACTORIZED = {
+    "blocks.3.up.factors.0": (8, 2),
+    "blocks.3.up.factors.1": (2, 2),
+    "blocks.3.up.factors.2": (2, 6),
+    "blocks.3.up.bias": (8,),
+    "stem.kernel_factors.0": (12, 1),
+    "stem.kernel_factors.1": (1, 9),
+}
+
+
+def test_a_factorized_layer_is_one_product_of_all_its_factors():
+    tensors = state(FACTORIZED)
+    sites = find(tensors)
+    assert [(site.name, site.kind, site.layer, site.shape) for site in sites] == [
+        ("blocks.3.up.linear", "linear", 3, (8, 6)),
+        ("stem.conv", "conv", None, (12, 9)),
+    ]
+    assert sites.unread == ()
+    left, middle, right = (tensors[f"blocks.3.up.factors.{position}"] for position in range(3))
+    product = sites["blocks.3.up.linear"].product(tensors)
+    torch.testing.assert_close(product.dense(), left @ middle @ right)
+    assert product.left.data_ptr() == left.data_ptr()
+
+
+def test_a_factorized_layer_at_the_root_has_its_kind_for_a_name():
+    assert [site.name for site in factorized({"factors.0": (4, 2), "factors.1": (2, 3)})] == ["linear"]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"a.factors.0": (4, 2)},
+        {"a.factors.0": (4, 2), "a.factors.2": (2, 3)},
+        {"a.factors.0": (4, 2), "a.factors.1": (3, 5)},
+        {"a.factors.0": (4, 2), "a.factors.1": (2, 3, 1)},
+        {"a.factors.left": (4, 2), "a.factors.right": (2, 3)},
+        {"a.refactors.0": (4, 2), "a.refactors.1": (2, 3)},
+    ],
+)
+def test_lists_that_do_not_multiply_from_end_to_end_are_none(shapes):
+    assert factorized(shapes) == []
+
+
+def test_tied_factors_are_one_site_and_a_factor_shared_alone_is_in_both():
+    one, two, three = (torch.nn.Linear(5, 5, bias=False) for _ in range(3))
+    for layer in (one, two, three):
+        layer.weight = None
+    shared = torch.nn.Parameter(torch.randn(5, 2))
+    rights = [torch.nn.Parameter(torch.randn(2, 5)) for _ in range(2)]
+    for layer, right in ((one, rights[0]), (two, rights[0]), (three, rights[1])):
+        layer.factors = torch.nn.ParameterList([shared, right])
+    sites = find(torch.nn.ModuleDict({"one": one, "two": two, "three": three}))
+    assert sites.names == ("one.linear", "three.linear")

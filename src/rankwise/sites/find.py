@@ -17,7 +17,7 @@ from rankwise.sites.expression import evaluate
 from rankwise.sites.layout import AttentionLayout, Layout
 from rankwise.sites.registry import known_layouts
 from rankwise.sites.roots import Attributes, Root, config_roots, module_roots, owner
-from rankwise.sites.singles import adapters, is_matrix, looks_like_attention, single
+from rankwise.sites.singles import adapters, factorized, is_matrix, looks_like_attention, single
 from rankwise.sites.site import Site
 from rankwise.sites.sites import Sites, Unread
 from rankwise.sites.source import shapes_of
@@ -72,6 +72,7 @@ def find(
         search.by_config(layout, roots)
         search.by_class(layout, classes)
     search.sites += adapters(shapes, getattr(source, "adapter", None) or _adapter_config(source))
+    search.sites += [site for site in factorized(shapes) if not tied.keys() >= set(site.parameters)]
     search.rest(roots)
     covered = {name for site in search.sites for name in site.parameters}
     unread = [each for name, each in search.unread.items() if name not in covered] + _unreadable(source)

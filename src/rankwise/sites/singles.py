@@ -1,9 +1,10 @@
-"""Everything that is not an attention product: adapters as products of two, every other matrix as a product of one."""
+"""Everything that is not an attention product: adapters, factorized layers, every other matrix as a product of one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from rankwise.sites.factor import Factor
@@ -20,6 +21,7 @@ _FEED_FORWARD = re.compile(r"mlp|ffn?|feed_?forward|linear\d|fc\d|bottleneck", r
 _EMBEDDING = re.compile(r"(embed|wte|wpe|lm_head|shared|position|token_type|emb)(\b|_|s|d|i)", re.IGNORECASE)
 _EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
 _LAYER = re.compile(r"\.(\d+)\.")
+_CHAIN = re.compile(r"(?P<layer>(?:.*\.)?)(?P<list>factors|kernel_factors)\.(?P<position>\d+)")
 _ADAPTER = re.compile(r"(?P<base>.+)\.lora_(?P<embedding>embedding_)?B(?:\.(?P<name>(?!weight$)[^.]+))?(?:\.weight)?")
 
 
@@ -69,6 +71,40 @@ def single(name: str, shape: tuple[int, ...]) -> Site:
         layer=inside,
         layout="single matrix",
     )
+
+
+def factorized(shapes: Mapping[str, tuple[int, ...]]) -> list[Site]:
+    """Every factorized layer: `X.factors.N` is the site `X.linear`, `X.kernel_factors.N` the site `X.conv`.
+
+    >>> [site] = factorized({"up.factors.0": (8, 2), "up.factors.1": (2, 6)})
+    >>> site.name, site.shape, site.parameters
+    ('up.linear', (8, 6), ('up.factors.0', 'up.factors.1'))
+    """
+    chains: dict[tuple[str, str], dict[int, str]] = {}
+    for name, shape in shapes.items():
+        if len(shape) == 2 and (match := _CHAIN.fullmatch(name)) is not None:
+            chains.setdefault((match["layer"], match["list"]), {})[int(match["position"])] = name
+    sites = []
+    for (at, list_name), members in chains.items():
+        names = [members[position] for position in sorted(members)]
+        # Other lists of tensors may have the same name: only what multiplies from end to end is a product.
+        if len(names) < 2 or sorted(members) != list(range(len(names))):
+            continue
+        if any(shapes[one][1] != shapes[two][0] for one, two in pairwise(names)):
+            continue
+        layer = _LAYER.search(f".{names[0]}")
+        kind: Kind = "linear" if list_name == "factors" else "conv"
+        sites.append(
+            Site(
+                name=f"{at}{kind}",
+                kind=kind,
+                factors=tuple(Factor(name, "a b -> a b") for name in names),
+                shape=(shapes[names[0]][0], shapes[names[-1]][1]),
+                layer=int(layer.group(1)) if layer else None,
+                layout="factorized layer",
+            )
+        )
+    return sites
 
 
 def adapters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any] | None = None) -> list[Site]:
