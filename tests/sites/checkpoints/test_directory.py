@@ -85,6 +85,7 @@ def test_an_index_of_the_likelier_of_two(tmp_path: Path) -> None:
         (["a.pt", "b.pt"], r"holds 2 weight files \(a.pt, b.pt\): give the path of one"),
         (["consolidated.00.pth", "consolidated.01.pth"], "holds 2 weight files"),
         (["unet/a.safetensors", "vae/b.safetensors"], r"holds several models \(unet, vae\): give the path of one"),
+        (["step1/a.pt", "step2/a.pt"], r"several models \(step1, step2\): .* of them, or '.*/\*' in quotes for all"),
         (["optimizer.pt", "training_args.bin"], "holds no weights"),
         (["__0_0.distcp"], "torch.distributed checkpoint: convert it"),
     ],

@@ -86,6 +86,7 @@ def test_a_server_that_ignores_ranges_is_refused_rather_than_downloaded(server: 
 
 def test_a_file_that_changes_while_it_is_read_is_noticed(server: Served) -> None:
     checkpoint = open_checkpoint(f"{server.url}/m/model.safetensors")
+    assert checkpoint.stamps["model.safetensors"].endswith('-"same"')
     server.tags = ["other"]
     with pytest.raises(CheckpointError, match="changed on the server"):
         checkpoint.read("big")

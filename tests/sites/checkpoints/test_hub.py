@@ -69,6 +69,11 @@ def test_a_pickle_is_read_by_ranges_too(hub: Served) -> None:
     assert hub.bytes_asked - before == 400 * 4
 
 
+def test_what_a_file_holds_is_in_its_stamp(hub: Served) -> None:
+    checkpoint = open_checkpoint("hf://org/name/b.safetensors")
+    assert checkpoint.stamps == {"b.safetensors": f"{len(FILES['b.safetensors'])}-{'0' * 40}"}
+
+
 def test_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with serving_hub("org/name", {"model.safetensors": save({"small": SMALL})}, revision="v2") as served:

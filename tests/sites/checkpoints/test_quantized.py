@@ -81,9 +81,16 @@ def test_a_scale_that_does_not_fit_is_told(tmp_path: Path) -> None:
         assert "scale of a.weight" in checkpoint.unreadable["a.weight_scale_inv"]
 
 
-def test_fp8_without_a_scale_is_read_as_it_is_and_said(tmp_path: Path) -> None:
-    with opened(tmp_path, {"a.weight": torch.ones(4, 4).to(E4M3)}) as checkpoint:
-        assert checkpoint["a.weight"].dtype == E4M3
+@pytest.mark.parametrize("dtype", [E4M3, torch.float8_e5m2], ids=str)
+def test_fp8_without_a_scale_keeps_its_values_and_it_is_said(tmp_path: Path, dtype: torch.dtype) -> None:
+    """All 256 codes of a byte, in a type that torch can compute with."""
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype).reshape(16, 16)
+    with opened(tmp_path, {"a.weight": codes}) as checkpoint:
+        entry = checkpoint.entries["a.weight"]
+        assert (entry.dtype, entry.bytes) == ("bfloat16", 256)
+        assert entry.dequantized == f"{str(dtype).removeprefix('torch.')} without a scale"
+        assert torch.equal(checkpoint["a.weight"].double().nan_to_num(-7), codes.double().nan_to_num(-7))
+        assert torch.equal(checkpoint.read("a.weight", (3, slice(2, 5))).double(), codes[3, 2:5].double())
         assert any("without a scale" in note for note in checkpoint.notes)
 
 

@@ -34,6 +34,7 @@ class Checkpoint(Mapping[str, Tensor]):
     - `unreadable`: names of what cannot, each with its reason.
     - `config`, `adapter`: the model's and the adapter's configuration, None where there is none.
     - `notes`: what was decided on the way: which files, which prefixes, what was dequantized.
+    - `stamps`: for each file what tells its state from another.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.adapter = adapter
         self.config = config if config is not None else next((file.config for file in files if file.config), None)
         self.notes: list[str] = [*selection.notes, *(note for file in files for note in file.notes)]
+        self.stamps: Mapping[str, str] = MappingProxyType({file.name: file.stamp for file in files})
         self._files = files
         self._closed = False
         stored, unreadable = _joined(files, selection, self.notes)

@@ -122,7 +122,9 @@ def _inside(folder: Folder, files: list[str]) -> tuple[Folder, Selection]:
         return child, _with_note(selection, f"the weights are those in the directory '{printable(inner[0])}'")
     if inner:
         listed = ", ".join(printable(name, 60) for name in inner[:6]) + (", …" if len(inner) > 6 else "")
-        raise CheckpointError(f"{folder.name} holds several models ({listed}): give the path of one of them")
+        numbered = all(re.search(r"\d", name) for name in inner)
+        series = f", or '{folder.name}/*' in quotes for all as a series" if numbered else ""
+        raise CheckpointError(f"{folder.name} holds several models ({listed}): give the path of one of them{series}")
     raise CheckpointError(
         f"{folder.name} holds no weights: expected a .safetensors, .bin, .pt, .pth or .ckpt file, or an index of shards"
     )
@@ -147,8 +149,8 @@ def _indexed(folder: Folder, index: str) -> Selection:
         missing = [file for file in shards if "/" not in file and file not in listed]
         if missing:
             raise CheckpointError(
-                f"{where} names {len(shards)} shards, of which {len(missing)} do not exist "
-                f"(the first is {printable(missing[0])}): fetch them again"
+                f"{where} names {printable(missing[0])}, which does not exist ({len(missing)} of {len(shards)} shards "
+                "are missing): fetch what is missing"
             )
     return Selection(shards, shard_of=names, index=where)
 

@@ -77,7 +77,7 @@ def read_json(folder: Folder, name: str) -> dict[str, Any]:
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{source.name} is not valid JSON in UTF-8") from error
+        raise CheckpointError(f"{source.name} is not valid JSON in UTF-8: mend it, or fetch it again") from error
     finally:
         source.close()
     if not isinstance(content, dict):

@@ -37,6 +37,10 @@ class HttpRanges:
         done = self._fetch(0, memoryview(head))
         self._head = memoryview(head)[:done]
 
+    @property
+    def stamp(self) -> str:
+        return f"{self.size}-{self._tag}"
+
     def read_into(self, offset: int, buffer: memoryview) -> None:
         if offset + len(buffer) <= len(self._head):
             buffer[:] = self._head[offset : offset + len(buffer)]

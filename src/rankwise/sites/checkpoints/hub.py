@@ -32,6 +32,7 @@ class HubRanges:
             # Without a cache of its own: what is read is what was asked for.
             self._file = system.open(path, "rb", cache_type="none")
             self.size = int(self._file.size)
+            self.stamp = f"{self.size}-{(self._file.details or {}).get('blob_id')}"
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         with _told(self.name), self._lock:

@@ -82,7 +82,7 @@ def _opened(folder: Folder, names: tuple[str, ...], unless_done: ExitStack) -> l
     def opened(name: str) -> WeightFile:
         source = folder.open(name)
         unless_done.callback(source.close)
-        return open_weights(source, name)
+        return replace(open_weights(source, name), stamp=source.stamp)
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE) as pool:
         return list(pool.map(opened, names))

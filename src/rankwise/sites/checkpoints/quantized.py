@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
 
+from rankwise.sites.checkpoints.dtypes import name_of
 from rankwise.sites.checkpoints.fp8 import scaled_fp8
 from rankwise.sites.checkpoints.mxfp4 import unpacked_mxfp4
 from rankwise.sites.checkpoints.stored import StoredTensor
@@ -101,7 +102,8 @@ def _with_fp8_scales(
             continue
         scale_name = next((name + suffix for suffix in FP8_SCALES if name + suffix in tensors), None)
         if scale_name is None:
-            formats["FP8 tensors without a scale, read as they are"] += 1
+            result[name] = _widened(tensor)
+            formats["FP8 tensors without a scale, read as bfloat16, which holds their values exactly"] += 1
             continue
         del result[scale_name]
         scaled = scaled_fp8(tensor, tensors[scale_name], block)
@@ -112,6 +114,17 @@ def _with_fp8_scales(
             result[name] = scaled
             formats[f"tensors dequantized from {scaled.dequantized}"] += 1
     return result, [f"{title}: {count}" for title, count in formats.items()]
+
+
+def _widened(tensor: StoredTensor) -> StoredTensor:
+    """The same values in a type that torch computes with."""
+    description = f"{name_of(tensor.dtype)} without a scale"
+    return replace(
+        tensor,
+        dtype=torch.bfloat16,
+        read=lambda index: tensor.read(index).to(torch.bfloat16),
+        dequantized=description,
+    )
 
 
 def _with_mxfp4(

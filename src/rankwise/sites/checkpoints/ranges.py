@@ -20,6 +20,11 @@ class ByteRanges(Protocol):
     name: str
     size: int
 
+    @property
+    def stamp(self) -> str:
+        """What tells this state of the file from another: an interrupted scan goes on only where it is the same."""
+        ...
+
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the whole buffer with the bytes that start at `offset`, or raise CheckpointError."""
         ...
@@ -53,7 +58,9 @@ class LocalRanges:
         self._file = _open_regular_file(path, self.name)
         # Closes the file when nobody did: a scan is often used without `with`.
         self._finalizer = weakref.finalize(self, self._file.close)
-        self.size = os.fstat(self._file.fileno()).st_size
+        state = os.fstat(self._file.fileno())
+        self.size = state.st_size
+        self.stamp = _stamp(state)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         done = 0
@@ -70,6 +77,10 @@ class LocalRanges:
                             f"{self.name} ended at byte {offset + done}: it changed while it was read"
                         )
                     done += count
+                if _stamp(os.fstat(self._file.fileno())) != self.stamp:
+                    raise CheckpointError(
+                        f"{self.name} changed while it was read: wait until nothing writes to it, and start again"
+                    )
             except OSError as error:
                 raise CheckpointError(
                     f"{self.name} cannot be read at byte {offset + done}: {error.strerror}"
@@ -95,6 +106,10 @@ def _open_regular_file(path: Path, name: str) -> io.FileIO:
         raise CheckpointError(f"{name} cannot be read: permission denied") from error
     except OSError as error:
         raise CheckpointError(f"{name} cannot be opened: {error.strerror}") from error
+
+
+def _stamp(state: os.stat_result) -> str:
+    return f"{state.st_size}-{state.st_mtime_ns}"
 
 
 def _kind_of(mode: int) -> str:

@@ -60,7 +60,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The tensors of one file, what of it is unreadable and why, and the configuration it carries inside."""
+    """The tensors of one file, what of it is unreadable and why, the configuration it carries inside, and its state."""
 
     name: str
     _: KW_ONLY
@@ -69,6 +69,7 @@ class WeightFile:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
+    stamp: str = ""
 
 
 def safetensors_file(source: ByteRanges, name: str) -> WeightFile:
