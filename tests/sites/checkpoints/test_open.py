@@ -224,7 +224,7 @@ BAD_SOURCES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "index is a list": (_index([]), "no weight_map"),
     "shard missing": (
         _index({"a": "a.safetensors", "b": "b.safetensors"}),
-        "names b.safetensors, which does not exist",
+        "names b.safetensors, which does not",
     ),
     "tensor missing": (
         _index({"a": "a.safetensors", "b": "a.safetensors"}),
