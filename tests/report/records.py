@@ -392,7 +392,9 @@ def difference() -> Json:
     kept = {"90%": 3, "95%": 5, "99%": None}
     return record | {
         "matrices": [
-            {"parameter": "layers.0.query.weight", "shape": [64, 64], "relative": 0.02, "ranks": kept, "reason": None},
-            {"parameter": "norm.weight", "shape": [64, 2], "relative": 0.0, "ranks": None, "reason": "unchanged"},
+            {"parameter": "layers.0.query.weight", "shape": [64, 64], "sites": ["layers.0.qk"]}
+            | {"relative": 0.02, "ranks": kept, "reason": None},
+            {"parameter": "norm.weight", "shape": [64, 2], "sites": []}
+            | {"relative": 0.0, "ranks": None, "reason": "unchanged"},
         ]
     }

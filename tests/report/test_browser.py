@@ -76,6 +76,46 @@ def test_a_click_on_a_cell_shows_the_spectrum_of_that_head(browser, pages):
     browser.screenshot("clicked")
 
 
+def test_the_page_opens_on_a_head_unlike_the_others(browser, pages):
+    browser.open(pages["transformer"])
+    assert browser.text("#panel-title") == "layer 7 · head 11 · QK", "the most telling finding"
+    browser.open(pages["difference"])
+    values = [
+        head["measures"]["effective_rank"][0] for site in RECORDS["difference"]()["sites"] for head in site["heads"]
+    ]
+    lowest = browser.all("#extremes .link")[0]
+    assert browser.text("#panel-title") == f"Change of {lowest.text}", "without findings, the lowest value"
+    shown = [float(one.text) for one in browser.all("#extremes b")]
+    assert shown == pytest.approx([min(values) / 8, max(values) / 8], abs=1e-4)
+
+
+def test_the_extremes_lead_to_their_heads_and_follow_the_measure(browser, pages):
+    browser.open(pages["transformer"])
+    highest = browser.all("#extremes .link")[1]
+    name = highest.text
+    highest.click()
+    assert browser.text("#panel-title") == name
+    Select(browser.one("#quantity")).select_by_visible_text("operator norm")
+    sites = RECORDS["transformer"]()["sites"]
+    norms = {
+        (site["layer"], head["head"], site["kind"].upper()): head["measures"]["operator_norm"][0]
+        for site in sites
+        for head in site["heads"]
+        if head["failure"] is None
+    }
+    layer, head, kind = min(norms, key=lambda one: norms[one])
+    assert browser.all("#extremes .link")[0].text == f"layer {layer} · head {head} · {kind}"
+
+
+def test_every_number_says_its_formula_when_pointed_at(browser, pages):
+    browser.open(pages["transformer"])
+    told = [one.get_attribute("title") for one in browser.all("#panel .told")]
+    assert "sum s_i^2 / s_1^2\nWhat stable rank means." in told
+    heads = {one.text: one.get_attribute("title") for one in browser.all(".heads thead button")}
+    assert heads["stable rank"] in told
+    assert not heads["site"]
+
+
 def test_a_failed_head_says_why(browser, pages):
     browser.open(pages["transformer"])
     browser.click_cell(1, row=4, column=6)

@@ -143,8 +143,9 @@ def test_a_scan_a_diff_and_a_series_have_their_own_words():
     assert "since base" not in scan
     assert "change of models/toy-tuned since base models/toy-decoder" in re.sub(r"\s+", " ", diff)
     assert "What a LoRA would need" in diff
+    assert "Half-sum against nuclear norm" not in diff
     assert "Checkpoint" in series
-    assert "step 1000" in series
+    assert "step 1,000" in series
 
 
 def test_a_series_shows_the_words_of_its_last_checkpoint_first():

@@ -10,7 +10,7 @@ from tests.report import records
 
 def test_the_headline_counts_products_certificates_matrices_unread_and_failures():
     summary = summarize(records.transformer(4, 4))
-    assert summary.title == "toy"
+    assert (summary.title, summary.type) == ("toy-decoder", "toy")
     assert summary.counts == (
         ("32", "attention products"),
         ("8 of 8", "attention sites certified"),
@@ -23,10 +23,6 @@ def test_the_headline_counts_products_certificates_matrices_unread_and_failures(
 
 def test_a_network_without_attention_counts_its_matrices_alone():
     assert summarize(records.matrices_only()).counts == (("6", "matrices"), ("0", "tensors unread"))
-
-
-def test_a_model_without_a_type_is_called_by_its_source():
-    assert summarize(records.scan([], model={"type": None, "config": {}}, source="runs/best/")).title == "best"
 
 
 def test_what_a_reader_must_know_first_is_a_warning():
@@ -43,9 +39,20 @@ def test_what_a_reader_must_know_first_is_a_warning():
 def test_findings_lead_to_their_heads_with_the_evidence_named():
     first, second, third = summarize(records.transformer(4, 4)).findings
     assert (first.place, first.target) == ("layers.3.qk · head 3", "site-12-head-3")
-    assert first.evidence == (("effective rank", "2.1"), ("null", "7.4"))
+    assert first.evidence == (("effective rank", "2.1"), ("random factors", "7.4"))
     assert second.kind == "dead"
     assert (third.kind, third.evidence) == ("failed", ())
+
+
+def test_findings_are_told_by_kind_the_first_three_in_sight():
+    found = [records.finding("spiked", "layers.0.qk", head, "so") for head in range(4)]
+    found.insert(1, records.finding("dead", "layers.0.ov", 0, "small"))
+    groups = summarize(records.scan(records.attention(0, heads=4), findings=found)).finding_groups
+    assert [(one.kind, one.count, len(one.shown), len(one.rest)) for one in groups] == [
+        ("spiked", 4, 3, 1),
+        ("dead", 1, 1, 0),
+    ]
+    assert all(one.meaning for one in groups)
 
 
 def test_a_finding_about_a_head_that_is_not_there_leads_nowhere():
@@ -77,6 +84,19 @@ def test_a_diff_names_its_base_and_what_a_lora_needs():
     moved, still = summary.ranks
     assert dict(moved.ranks) == {"90%": "3", "95%": "5", "99%": "more than looked for"}
     assert (dict(still.ranks), still.reason) == ({}, "unchanged")
+    assert still.products == ()
+
+
+def test_the_products_of_a_matrix_stand_beside_its_lora_ranks():
+    record = records.difference()
+    for site, ranks in zip(record["sites"], ([4, 9], [2, 2]), strict=False):
+        for head, rank in zip(site["heads"], ranks, strict=False):
+            head["measures"]["energy_rank"] = [float(rank), 0.0]
+    record["matrices"][0]["sites"] = ["layers.0.qk", "layers.9.qk"]
+    assert summarize(record).ranks[0].products == (
+        ("layers.0.qk", "site-0-head-0", "4 to 9"),
+        ("layers.9.qk", "", ""),
+    )
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31mb", "a\u202eb", "a\x00b"])

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankwise.report.packing import finite
+from rankwise.report.quantities import pair
 from rankwise.report.record import ATTENTION, Record, finding_places, finding_text, step_of
+from rankwise.report.words import CERTIFICATES, FINDINGS, METHODS, title_of
 from rankwise.text import printable
 
-FINDINGS = {
-    "collapsed": "far fewer directions than random factors of that shape",
-    "dead": "so small that the network barely feels it",
-    "spiked": "a direction far above the random edge",
-    "unbalanced": "weight decay does not act as the nuclear norm here",
-    "random": "a spectrum like that of random factors",
-    "failed": "no spectrum could be computed",
-}
-CERTIFICATES = {
-    "here": "proved on this very model: its logits were reproduced, or moves that must not change it did not",
-    "release": "this layout, with these configuration fields, passed in the tests of this release",
-    "no": "read by its layout alone; check it with sites.certify() on the live model",
-}
-METHODS = {
-    "gram32": "eigenvalues of the factors' small Gram matrices, accumulated in float32",
-    "gram64": "eigenvalues of the factors' small Gram matrices, accumulated in float64",
-    "qr": "QR of the factors in float64, and the singular values of the small core",
-    "dense": "the product multiplied out in float64, and its singular values",
-    "precise": "pivoted QR and one-sided Jacobi: every value to high relative accuracy",
-}
+# What the evidence of a finding is called where the measures have no title for it.
+EVIDENCE = {"null": "random factors", "share": "share", "median": "median of its kind"}
+# How many findings of a kind are in sight before the rest.
+SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -45,13 +30,35 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class FindingGroup:
+    """The findings of one kind: what the kind means, the first few, and the rest."""
+
+    kind: str
+    meaning: str = field(kw_only=True)
+    shown: tuple[Finding, ...] = field(kw_only=True)
+    rest: tuple[Finding, ...] = field(kw_only=True)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.shown) + len(self.rest)
+
+
+@dataclass(frozen=True)
 class MatrixChange:
-    """How far a single matrix moved, and the LoRA rank that keeps each share of its change's energy."""
+    """How far a single matrix moved, and the LoRA rank that keeps each share of its change's energy.
+
+    Arguments:
+        name, shape, relative: of the matrix.
+        ranks: for each share of the energy; empty with a `reason` where there is none.
+        products: `(name, target, energy ranks)` of the products that the matrix is a factor of.
+    """
 
     name: str
     shape: str = field(kw_only=True)
     relative: str = field(kw_only=True)
     ranks: Mapping[str, str] = field(kw_only=True)
+    products: tuple[tuple[str, str, str], ...] = field(kw_only=True)
     reason: str = field(kw_only=True)
 
 
@@ -60,7 +67,7 @@ class Summary:
     """The words of one scan; every text in it is safe to show once HTML-escaped.
 
     Arguments:
-        title, source, base, created, version: what was scanned, and by what.
+        title, type, source, base, created, version: what was scanned, and by what.
         step: the training step, of use in a series.
         counts: the numbers of the headline, each with its label.
         warnings: what the reader must know before trusting the page.
@@ -73,6 +80,7 @@ class Summary:
     """
 
     title: str
+    type: str = field(kw_only=True)
     source: str = field(kw_only=True)
     base: str | None = field(kw_only=True)
     created: str = field(kw_only=True)
@@ -95,17 +103,23 @@ class Summary:
         return sum(len(tensors) for _, tensors in self.unread)
 
     @property
-    def finding_counts(self) -> tuple[tuple[str, int, str], ...]:
-        """The findings by kind, with what the kind means."""
-        found = Counter(one.kind for one in self.findings)
-        return tuple((kind, count, FINDINGS.get(kind, "")) for kind, count in found.items())
+    def finding_groups(self) -> tuple[FindingGroup, ...]:
+        """The findings by kind, in the order of their first."""
+        kinds: dict[str, list[Finding]] = {}
+        for one in self.findings:
+            kinds.setdefault(one.kind, []).append(one)
+        return tuple(
+            FindingGroup(kind, meaning=FINDINGS.get(kind, ""), shown=tuple(found[:SHOWN]), rest=tuple(found[SHOWN:]))
+            for kind, found in kinds.items()
+        )
 
 
 def summarize(record: Record, position: int = 0) -> Summary:
     """The words of one record; `position` is its place in a series."""
     base = record.get("base")
     return Summary(
-        printable((record.get("model") or {}).get("type") or _last_part(record.get("source", "")) or "model", 60),
+        title_of(record),
+        type=printable((record.get("model") or {}).get("type") or "", 60),
         source=printable(record.get("source", ""), 200),
         base=None if base is None else printable(base, 200),
         created=printable(record.get("created", "")),
@@ -115,18 +129,13 @@ def summarize(record: Record, position: int = 0) -> Summary:
         warnings=_warnings(record),
         findings=_findings(record),
         unread=_unread(record),
-        ranks=tuple(_matrix_change(entry) for entry in record.get("matrices") or ()),
+        ranks=_matrix_changes(record),
         methods=_explained(_methods(record), METHODS),
         certificates=_explained(Counter(str(site["certified"]) for site in _attention(record)), CERTIFICATES),
         settings=_listed(record["settings"]),
         model=_listed(record["model"].get("config") or {}),
         notes=tuple(printable(note, 400) for note in record.get("notes") or ()),
     )
-
-
-def _last_part(source: object) -> str:
-    """The last folder or file of a path or address."""
-    return re.split(r"[/\\]", str(source).rstrip("/\\"))[-1]
 
 
 def quantity(number: float) -> str:
@@ -176,7 +185,8 @@ def _warnings(record: Record) -> tuple[str, ...]:
     unproved = sum(site["certified"] == "no" for site in attention)
     if unproved:
         found.append(
-            f"{unproved:,} of {len(attention):,} attention sites are not certified: their layout is taken on trust."
+            f"{unproved:,} of {len(attention):,} attention sites are not certified: their layout is taken on trust. "
+            "Prove it on the live model with rankwise.find(model).certify()."
         )
     return tuple(found)
 
@@ -188,7 +198,7 @@ def _findings(record: Record) -> tuple[Finding, ...]:
         name, head = str(entry.get("site")), entry.get("head")
         target = "" if position is None else f"site-{position[0]}-head-{position[1] or 0}"
         evidence = [
-            (printable(titles.get(key, str(key).replace("_", " "))), number)
+            (printable(titles.get(key) or EVIDENCE.get(key) or str(key).replace("_", " ")), number)
             for key, value in (entry.get("evidence") or {}).items()
             if (number := finite(value)) is not None
         ]
@@ -204,18 +214,29 @@ def _findings(record: Record) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _matrix_change(entry: Record) -> MatrixChange:
-    relative = finite(entry.get("relative"))
-    ranks = {
-        printable(share): "more than looked for" if rank is None else str(rank)
-        for share, rank in (entry.get("ranks") or {}).items()
-    }
-    return MatrixChange(
-        printable(entry.get("parameter", "?"), 160),
-        shape=_shape(entry),
-        relative="unknown" if relative is None else quantity(relative),
-        ranks=ranks,
-        reason=printable(entry.get("reason") or ""),
+def _matrix_changes(record: Record) -> tuple[MatrixChange, ...]:
+    positions = {str(site["name"]): position for position, site in enumerate(record["sites"])}
+
+    def product(name: str) -> tuple[str, str, str]:
+        position = positions.get(name)
+        heads = [] if position is None else record["sites"][position]["heads"]
+        found = [one[0] for head in heads if (one := pair(head["measures"].get("energy_rank"))) is not None]
+        ranks = f"{min(found):.0f} to {max(found):.0f}" if found else ""
+        return printable(name, 160), "" if position is None else f"site-{position}-head-0", ranks
+
+    return tuple(
+        MatrixChange(
+            printable(entry.get("parameter", "?"), 160),
+            shape=_shape(entry),
+            relative="unknown" if (relative := finite(entry.get("relative"))) is None else quantity(relative),
+            ranks={
+                printable(share): "more than looked for" if rank is None else str(rank)
+                for share, rank in (entry.get("ranks") or {}).items()
+            },
+            products=tuple(product(str(name)) for name in entry.get("sites") or ()),
+            reason=printable(entry.get("reason") or ""),
+        )
+        for entry in record.get("matrices") or ()
     )
 
 

@@ -11,6 +11,7 @@ from rankwise.report.maps import heat_maps
 from rankwise.report.packing import packed, rounded, rounded_up
 from rankwise.report.quantities import Quantity, quantities, spectrum_length
 from rankwise.report.record import Record, finding_places, finding_text, step_of
+from rankwise.report.words import CERTIFICATES, METHODS
 from rankwise.text import printable
 
 # More points than this cannot be told apart on a plot; the ranks that are kept are shown as such.
@@ -28,6 +29,7 @@ def page_data(records: Sequence[Record]) -> dict[str, Any]:
             | {"family": one.family, "scales": one.scales}
             for one in kinds
         ],
+        "words": {"methods": METHODS, "certificates": CERTIFICATES},
         "views": [_view(record, kinds, position) for position, record in enumerate(records)],
     }
 

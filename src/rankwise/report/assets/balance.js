@@ -64,27 +64,41 @@ function scatterKey(series, nulls) {
   ];
 }
 
+/** Draw the scatter; a change has no balance, and its page no place for one. */
 function drawBalance() {
+  if (DATA.change) return;
   const { series, nulls } = scatterSeries();
   const target = byId("scatter");
   const notes = [];
+  const paired = series.some((one) => one.symbol === "square");
   byId("balance").classList.toggle("empty", !series.length);
   byId("scatter-key").replaceChildren(...(series.length ? scatterKey(series, nulls) : []));
   if (!series.length) {
     Plotly.purge(target);
-    byId("scatter-notes").textContent = DATA.change
-      ? "A change has no factors of its own, so it has no balance." : "No product of two factors was scanned, so there is no balance to show.";
+    byId("scatter-notes").textContent = "No product of two factors was scanned, so there is no balance to show.";
     return;
   }
-  if (series.some((one) => one.symbol === "square")) notes.push("A rotary head is drawn by the sum over its frequency pairs: within a pair its factors can be balanced, across pairs they cannot. The line of random factors is not for these.");
+  if (paired) notes.push("A rotary head is drawn by the sum over its frequency pairs: within a pair its factors can be balanced, across pairs they cannot. The line of random factors is not for these.");
   if (series.some((one) => one.symbol === "diamond")) notes.push("Heads that share keys or values are drawn as one point for each group: the balance law holds for the group.");
   notes.push("Random factors: the gap is near d_k / 4d of the half-sum, the ratio of head size to width.");
   byId("scatter-notes").textContent = notes.join(" ");
-  drawScatter(target, series, nulls, { relative: state.relative, width: target.clientWidth, height: target.clientHeight });
+  drawScatter(target, series, nulls, { relative: state.relative, paired, width: target.clientWidth, height: target.clientHeight });
   if (!target.dataset.wired) {
     target.dataset.wired = "yes";
     target.on("plotly_click", ({ points }) => {
       if (points[0].customdata) pick(...points[0].customdata, { scroll: true });
     });
   }
+}
+
+function wireBalance() {
+  for (const [name, relative] of [["scatter-half", false], ["scatter-gap", true]]) {
+    byId(name).addEventListener("click", () => {
+      state.relative = relative;
+      byId("scatter-half").setAttribute("aria-pressed", String(!relative));
+      byId("scatter-gap").setAttribute("aria-pressed", String(relative));
+      drawBalance();
+    });
+  }
+  byId("balance-buttons").append(saveButton(byId("scatter"), "rankwise-balance"));
 }

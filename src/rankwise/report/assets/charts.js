@@ -44,7 +44,7 @@ function someTicks(labels, most) {
 function cellSize(map, room, words) {
   const left = 44;
   const longest = words ? Math.max(...map.columns.map((label) => label.length)) : 0;
-  const cell = Math.max(words ? 20 : 7, Math.min(words ? 64 : 48, Math.floor((room - left - 8) / map.columns.length)));
+  const cell = Math.max(words ? 20 : 7, Math.min(words ? 64 : 88, Math.floor((room - left - 8) / map.columns.length)));
   const row = Math.max(7, Math.min(28, cell, Math.floor(900 / map.rows.length)));
   const width = left + 8 + cell * map.columns.length;
   const margin = { l: left, r: words ? Math.min(120, longest * 4) : 8, t: 4, b: words ? 24 + Math.min(180, longest * 5) : 36 };
@@ -158,8 +158,8 @@ function drawSpectrum(target, head, random, { log, colour, width, height }) {
   }];
   const layout = layoutOf(colours, width, height, { l: 62, r: 14, t: 12, b: 40 }, {
     shapes, annotations,
-    xaxis: axisOf(colours, "singular value, largest first", { range: [1 - head.count * 0.02, head.count * 1.02 + 0.02], showgrid: false }),
-    yaxis: axisOf(colours, "", log
+    xaxis: axisOf(colours, "k, largest first", { range: [1 - head.count * 0.02, head.count * 1.02 + 0.02], showgrid: false }),
+    yaxis: axisOf(colours, "singular value s<sub>k</sub>", log
       ? { type: "log", range: [Math.log10(bottom) - 0.15, Math.log10(top) + 0.12], ...logTicks(bottom / 1.4, top * 1.3) }
       : { range: [0, top * 1.08], nticks: 6 }),
   });
@@ -174,7 +174,7 @@ function saveButton(target, filename) {
 }
 
 /** The paper's scatter: `series` of points, each with its colour and symbol, over the lines of random factors. */
-function drawScatter(target, series, nulls, { relative, width, height }) {
+function drawScatter(target, series, nulls, { relative, paired, width, height }) {
   const colours = theme();
   const points = series.flatMap((one) => one.points);
   const xs = points.map((point) => point.nuclear);
@@ -196,7 +196,7 @@ function drawScatter(target, series, nulls, { relative, width, height }) {
     });
   }
   const layout = layoutOf(colours, width, height, { l: 70, r: 14, t: 12, b: 48 }, {
-    xaxis: axisOf(colours, "nuclear norm", { type: "log", range: ends.map(Math.log10), ...logTicks(...ends) }),
+    xaxis: axisOf(colours, paired ? "nuclear norm; for rotary heads the sum over their pairs" : "nuclear norm", { type: "log", range: ends.map(Math.log10), ...logTicks(...ends) }),
     yaxis: axisOf(colours, relative ? "gap / half-sum" : "half-sum", { type: "log", range: heights.map(Math.log10), ...logTicks(...heights) }),
   });
   return Plotly.react(target, traces, layout, CONFIG);

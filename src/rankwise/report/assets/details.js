@@ -1,14 +1,6 @@
 "use strict";
 // The panel of one head: its spectrum, its numbers with their errors, and where they come from.
 
-const METHODS = {
-  gram32: "Gram matrices in float32", gram64: "Gram matrices in float64", qr: "QR in float64", dense: "multiplied out, float64",
-  precise: "pivoted QR and Jacobi",
-};
-const CERTIFICATES = {
-  here: "proved on this very model", release: "layout passed in this release's tests", no: "not certified: layout taken on trust",
-};
-
 const colourOfKind = (kind, colours) => (isAttention(kind) ? colours[kind] : colours.other);
 
 /** "layer 3 · head 5 · QK", for a title, a hover or a screen reader. */
@@ -22,6 +14,9 @@ function row(name, ...cells) {
   return element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((cell) => element("td", {}, cell)));
 }
 
+/** A word of a record with what it means, where the page knows it. */
+const explained = (words, name) => (Object.hasOwn(words, name) ? `${name}: ${words[name]}` : name);
+
 /** What random factors would give for a quantity of this head, at its own scale. */
 function nullOf(view, site, head, quantity, scales) {
   const pair = unitNull(view, site, quantity);
@@ -30,13 +25,13 @@ function nullOf(view, site, head, quantity, scales) {
 }
 
 function measuresTable(data, view, site, head) {
-  const body = element("tbody");
-  data.quantities.forEach((quantity, at) => {
-    if (!head.measured[at]) return;
-    const random = nullOf(view, site, head, at, quantity.scales);
-    body.append(row(quantity.title, withError(head.measured[at]), random ? number(random[0], 3) + (random[1] ? ` ± ${number(random[1], 1)}` : "") : "–"));
-  });
-  const names = ["measure", "value ± error bound", "random ± spread"].map((name) => element("th", { scope: "col" }, name));
+  const found = data.quantities.map((quantity, at) => ({ quantity, value: head.measured[at], random: nullOf(view, site, head, at, quantity.scales) }))
+    .filter((one) => one.value);
+  const against = found.some((one) => one.random);
+  const body = element("tbody", {}, ...found.map(({ quantity, value, random }) => row(
+    element("span", { class: "told", title: `${quantity.formula}\n${quantity.meaning}` }, quantity.title), withError(value),
+    ...(against ? [random ? withSpread(random) : "–"] : []))));
+  const names = ["measure", "value ± error bound", ...(against ? ["random ± spread"] : [])].map((name) => element("th", { scope: "col" }, name));
   return element("table", { class: "plain numbers" }, element("thead", {}, element("tr", {}, ...names)), body);
 }
 
@@ -61,8 +56,8 @@ function balanceTable(site, head) {
 function factsTable(site, head) {
   const facts = [
     ["shape", site.widths.join(" × ")],
-    ["method", head.method in METHODS ? `${head.method}: ${METHODS[head.method]}` : head.method],
-    ["certificate", site.widths.length === 2 ? "none needed: a single matrix, as stored" : `${site.certified}: ${CERTIFICATES[site.certified] ?? ""}`],
+    ["method", explained(DATA.words.methods, head.method)],
+    ["certificate", site.widths.length === 2 ? "none needed: a single matrix, as stored" : explained(DATA.words.certificates, site.certified)],
     ["orientation", site.orientation],
     ["layout", site.layout],
     ["rotary", site.rotary],
@@ -84,7 +79,7 @@ function captionOf(head, random, change) {
   if (errors.length < head.count) parts.push(`${errors.length} of ${head.count} values are drawn.`);
   if (random && head.scale) {
     parts.push(`Band: 1 % to 99 % of ${random.draws} random products of this shape at ${change ? "the change's" : "this head's"} scale; dashed: their mean.`);
-  } else parts.push("There is no random null for this spectrum.");
+  } else if (!change) parts.push("There is no random null for this spectrum.");
   return parts.join(" ");
 }
 

@@ -38,8 +38,11 @@ function bound(value) {
 /** A value with its error, as many digits as the error leaves. */
 function withError(pair) {
   if (!pair || pair[0] === null) return "–";
-  return number(pair[0]) + (pair[1] === null ? ", no bound" : ` ± ${bound(pair[1])}`);
+  return number(pair[0]) + (pair[1] === null ? ", no bound" : ` ±\u00a0${bound(pair[1])}`);
 }
+
+/** A null with its spread over random draws. */
+const withSpread = (pair) => number(pair[0], 3) + (pair[1] ? ` ±\u00a0${number(pair[1], 1)}` : "");
 
 const percent = (share) => (share === null || share === undefined ? "–" : `${number(100 * share, 2)} %`);
 

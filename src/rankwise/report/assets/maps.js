@@ -67,6 +67,23 @@ function drawLegend(range) {
   legend.setAttribute("aria-label", `colour scale of ${quantity.title}, from ${number(range.low)} to ${number(range.high)}`);
 }
 
+/** The cells `[site, head]` of the least and the largest value of the quantity in this view, or null where there is none. */
+function extremes() {
+  const found = state.view.maps.flatMap((map) => map.cells).map(([, , site, head]) => [site, head, valueOf(site, head)]).filter((one) => one[2] !== null);
+  if (!found.length) return null;
+  return [found.reduce((a, b) => (b[2] < a[2] ? b : a)), found.reduce((a, b) => (b[2] > a[2] ? b : a))];
+}
+
+function drawExtremes() {
+  const ends = extremes();
+  const told = (words, [site, head, value]) => {
+    const button = element("button", { type: "button", class: "link" }, nameOf(state.view.sites[site], headOf(site, head)));
+    button.addEventListener("click", () => pick(site, head, { scroll: true }));
+    return element("span", {}, `${words} `, element("b", {}, number(value)), " ", button);
+  };
+  byId("extremes").replaceChildren(...(ends && ends[0][2] < ends[1][2] ? [told("lowest", ends[0]), told("highest", ends[1])] : []));
+}
+
 /** A dot on a cell says that it stands out; a failure shows by its hatching already. */
 const isMarked = (site, head) => findingsOf(state.view, site, head).some((one) => one.kind !== "failed");
 
@@ -142,6 +159,7 @@ function drawMaps() {
   byId("meaning").textContent = quantity.meaning;
   byId("formula").textContent = quantity.formula;
   drawLegend(range);
+  drawExtremes();
   const notes = [];
   const cells = state.view.maps.filter(isShown).flatMap((map) => map.cells);
   if (cells.some((cell) => isMarked(cell[2], cell[3]))) notes.push("a white dot stands out (see above)");

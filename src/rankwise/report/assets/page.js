@@ -76,13 +76,13 @@ function showStep(at) {
   drawAll();
 }
 
-/** What a reader should see first: the most telling finding, else the first head with a spectrum. */
+/** What a reader should see first: a head that is unlike the others, by its finding or else by the lowest colour. */
 function selectFirst() {
-  const told = state.view.findings.find((one) => one.site !== null && one.kind !== "failed");
-  const first = state.view.maps.flatMap((map) => map.cells).find((cell) => state.view.sites[cell[2]].heads[cell[3]].count);
+  const told = state.view.findings.find((one) => one.site !== null && !["failed", "random"].includes(one.kind));
+  const lowest = DATA.quantities.length ? extremes()?.[0] : null;
   const other = state.view.sites.findIndex((site) => site.heads.length);
   if (told) [state.site, state.head] = [told.site, told.head ?? 0];
-  else if (first) [state.site, state.head] = [first[2], first[3]];
+  else if (lowest) [state.site, state.head] = lowest;
   else [state.site, state.head] = other < 0 ? [null, null] : [other, 0];
 }
 
@@ -107,15 +107,7 @@ const table = makeTable(DATA, (site, head) => pick(site, head));
 
 function start() {
   fillQuantities();
-  for (const [name, relative] of [["scatter-half", false], ["scatter-gap", true]]) {
-    byId(name).addEventListener("click", () => {
-      state.relative = relative;
-      byId("scatter-half").setAttribute("aria-pressed", String(!relative));
-      byId("scatter-gap").setAttribute("aria-pressed", String(relative));
-      drawBalance();
-    });
-  }
-  byId("balance-buttons").append(saveButton(byId("scatter"), "rankwise-balance"));
+  if (!DATA.change) wireBalance();
   byId("step")?.addEventListener("input", (event) => showStep(Number(event.target.value)));
   byId("steps")?.addEventListener("submit", (event) => event.preventDefault());
   selectFirst();

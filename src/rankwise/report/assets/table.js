@@ -23,7 +23,7 @@ function tableColumns(data, view) {
   ];
   data.quantities.forEach((quantity, at) => {
     if (!view.sites.some((site) => site.heads.some((head) => head.measured[at]))) return;
-    columns.push({ title: quantity.title, number: true, of: (row) => row.head.measured[at]?.[0] ?? null,
+    columns.push({ title: quantity.title, about: `${quantity.formula}\n${quantity.meaning}`, number: true, of: (row) => row.head.measured[at]?.[0] ?? null,
       hint: (row) => withError(row.head.measured[at]), show: (value) => number(value) });
   });
   columns.push(
@@ -59,7 +59,7 @@ function makeTable(data, onPick) {
   function header() {
     return element("tr", {}, ...columns.map((column, at) => {
       const direction = sorted.column === at ? (sorted.down ? "descending" : "ascending") : "none";
-      const button = element("button", { type: "button" }, column.title);
+      const button = element("button", { type: "button", title: column.about }, column.title);
       button.addEventListener("click", () => {
         const fresh = sorted.column !== at;
         sorted = { column: at, down: fresh ? Boolean(column.number) : !sorted.down };
