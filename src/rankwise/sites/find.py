@@ -189,8 +189,8 @@ class _Search:
             elif all(name in self.tied for name in parameters(place).values()):
                 pass  # A layer that is used again: its weights are read where they stand first.
             elif all(name in self.shapes for name in parameters(place).values()):
-                below, shipped = self._below(place.module), place.layout.origin.startswith("the built-in")
-                built = [marked(each, place.values, below, self.shapes, built_in=shipped) for each in build(place)]
+                below = self._below(place.module)
+                built = [marked(each, place.values, below, self.shapes, place.layout) for each in build(place)]
                 self.sites += built
                 if block.rest is not None:
                     covered = {name for site in built for name in site.parameters}

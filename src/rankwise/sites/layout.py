@@ -181,4 +181,4 @@ class Layout:
     sizes: Mapping[str, Expression] = field(default_factory=dict)
     attention: Mapping[str, AttentionLayout] = field(default_factory=dict)
     input_first: bool = False
-    origin: str = "the built-in table"
+    origin: str = "a layout made in Python"

@@ -33,6 +33,11 @@ def known_layouts() -> tuple[Layout, ...]:
     return (*reversed(_registered), *built_in()[0])
 
 
+def is_built_in(layout: Layout) -> bool:
+    """Whether a layout is one of the table that ships, and not another of the same name."""
+    return any(layout is each for each in built_in()[0])
+
+
 def register_layout(layout: Layout | str | Path) -> tuple[Layout, ...]:
     """Make private architectures known: a `Layout`, a TOML file's path, or TOML text, in the built-in table's form.
 

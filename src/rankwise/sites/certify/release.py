@@ -11,12 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from rankwise.sites.layout import Layout
+from rankwise.sites.registry import is_built_in
 from rankwise.sites.site import Site
 
 TABLE = "release.json"
@@ -31,13 +35,13 @@ _ASIDE = re.compile(
     r"max_|num_|_size|_dim|layers?$|types$|mamba|ssm|conv|linear_(?!attention)|embedding_scale|scale_embedding|pre_norm|post_norm|"
     r"normalize_before|final|key_query_map|tie_|sliding|window|_freq|interpolat|image_|_step|key_value_proj|residual|topk|"
     r"is_gated_act|(?<!qk_)norm_type|rope_(parameters|scaling|theta)$|classifier|lm_head|projector|backbone|loss|pool_|"
-    r"logit_scale|embed_?norm|batch_norm|patch_norm|pixel"
+    r"logit_scale|embed_?norm|batch_norm|patch_norm|pixel|feat_|stable|attn_impl|partial_rotary|"
+    r"rotary_(dim|pct|percentage|ndims|base|emb_base|embedding_base)"
 )
 _CAP = re.compile(r"softcap|cap$|clip")
 # Kinds of rotary embedding that change angles and nothing else; others multiply the logits by a factor of their own.
 _ONLY_ANGLES = ("default", "linear", "dynamic", "llama3", "mrope", "proportional")
-# A key that a type does not know says nothing where it has one of these values.
-_NOTHING = (None, False, 0, "absolute")
+_EMPTY = ContextVar("empty_table", default=False)
 _BUFFER = re.compile(r"(inv_freq|masked_bias|position_ids|relative_position_index|num_batches_tracked)$")
 
 
@@ -46,8 +50,7 @@ def marked(
     values: Mapping[str, Any],
     names: Iterable[str],
     shapes: Mapping[str, tuple[int, ...]],
-    *,
-    built_in: bool,
+    layout: Layout,
 ) -> Site:
     """The site with its signature, and with `certified="release"` where the release proved just this signature.
 
@@ -56,13 +59,16 @@ def marked(
         values: the configuration that governs its module (or the module's attributes).
         names: the parameters of its module.
         shapes: the shapes of all tensors of the source.
-        built_in: whether its layout is of the table that ships; nobody proved another one under the same name.
+        layout: its layout; nobody proved one that does not ship, even under the same name.
     """
-    known = _table().get(type_of(site))
-    defaults = known["defaults"] if known is not None else {}
-    given = {key: value for key, value in switches(values).items() if key in defaults or value not in _NOTHING}
-    mark = signature(site, {**defaults, **given}, names, shapes)
-    proved = built_in and known is not None and mark in known["proved"]
+    known = None if _EMPTY.get() else _table().get(type_of(site, layout))
+    facts = switches(values)
+    if known is not None:
+        # What the type's code never reads decides nothing; what is not said is as the type has it by default.
+        said = {key: fact for key, fact in facts.items() if key in known.defaults or key.split(".")[0] in known.reads}
+        facts = {**known.defaults, **said}
+    mark = signature(site, facts, names, shapes)
+    proved = known is not None and mark in known.proved and is_built_in(layout)
     assert site.attention is not None
     return replace(site, attention=replace(site.attention, signature=mark), certified="release" if proved else "no")
 
@@ -73,10 +79,11 @@ def signature(site: Site, facts: Mapping[str, Any], names: Iterable[str], shapes
     return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
-def type_of(site: Site) -> str:
-    """What the table files a site under: its model type, or its layout where that is matched by class."""
+def type_of(site: Site, layout: Layout | None = None) -> str:
+    """What the table files a site under: its model type; where no configuration names one, the first of its layout."""
     model_type = site.attention.model_type if site.attention is not None else None
-    return model_type or f"layout:{site.layout}"
+    first = layout.types[0] if layout is not None and layout.types else None
+    return model_type or first or f"layout:{site.layout}"
 
 
 def switches(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,8 +94,10 @@ def switches(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {}
     for key, value in values.items():
-        if not isinstance(key, str) or not _SWITCH.search(key) or _ASIDE.search(key):
+        if not isinstance(key, str) or not is_switch(key):
             continue
+        if isinstance(value, str) and "|" in value:
+            value = value.split("|")  # DeBERTa's own notation for a list
         if value is None or isinstance(value, bool | str):
             facts[key] = value
         elif isinstance(value, int | float):
@@ -100,6 +109,11 @@ def switches(values: Mapping[str, Any]) -> dict[str, Any]:
             facts[key] = sorted(set(value))
     facts["rope"] = _rope(values.get("rope_parameters") or values.get("rope_scaling"))
     return facts
+
+
+def is_switch(key: str) -> bool:
+    """Whether a configuration key of this name may change an attention's formula."""
+    return bool(_SWITCH.search(key)) and not _ASIDE.search(key)
 
 
 def _rope(rope: Any) -> str:
@@ -146,10 +160,37 @@ def _is_buffer(name: str, shape: tuple[int, ...]) -> bool:
     return "lora_" in name or bool(_BUFFER.search(name)) or (name.endswith(".bias") and len(shape) > 2)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What the release knows of one model type.
+
+    Arguments:
+        defaults: the switches of its configuration as transformers fills them in.
+        reads: switches that its code reads besides.
+        proved: the signatures that passed.
+    """
+
+    defaults: Mapping[str, Any]
+    reads: frozenset[str]
+    proved: frozenset[str]
+
+
+@contextmanager
+def empty_table() -> Iterator[None]:
+    """Inside, nothing counts as proved, so that signatures are what the next table is made of."""
+    before = _EMPTY.set(True)
+    try:
+        yield
+    finally:
+        _EMPTY.reset(before)
+
+
 @lru_cache(maxsize=1)
-def _table() -> Mapping[str, Any]:
+def _table() -> Mapping[str, Entry]:
     page = files("rankwise.sites").joinpath(TABLE)
     if not page.is_file():
         return {}
     types = json.loads(page.read_text(encoding="utf-8"))["types"]
-    return {name: {"defaults": row["defaults"], "proved": frozenset(row["proved"])} for name, row in types.items()}
+    return {
+        name: Entry(row["defaults"], frozenset(row["reads"]), frozenset(row["proved"])) for name, row in types.items()
+    }

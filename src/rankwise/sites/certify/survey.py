@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rankwise.errors import require
-from rankwise.sites.certify.release import switches, type_of
+from rankwise.sites.certify.reading import switches_read
+from rankwise.sites.certify.release import empty_table, switches
 from rankwise.sites.certify.trial import Trial, attempt
 from rankwise.sites.certify.variants import variants
 
@@ -61,12 +62,6 @@ def row_of(trial: Trial) -> Row:
             unread_reason=reasons[0] if reasons else "",
             reason=trial.reason,
         )
-    proved: dict[str, set[str]] = {}
-    for name, each in certificates.items():
-        site = certificates.sites[name]
-        # Its orientation is part of what a release certificate promises, so a gauge proof alone is not enough.
-        if each.passed and each.orientation and site.attention is not None:
-            proved.setdefault(type_of(site), set()).add(site.attention.signature)
     reasons = list(trial.unread.values())
     return Row(
         trial.model_type,
@@ -78,7 +73,7 @@ def row_of(trial: Trial) -> Row:
         failures=dict(list(certificates.failures.items())[:4]),
         unread=len(reasons),
         unread_reason=reasons[0] if reasons else "",
-        signatures={model_type: sorted(marks) for model_type, marks in proved.items()},
+        signatures={model_type: sorted(marks) for model_type, marks in trial.signatures.items()},
         defaults=_defaults(trial.config) if not trial.changes else {},
     )
 
@@ -96,24 +91,32 @@ def survey(types: Sequence[str], *, processes: int = 2, chunk: int = 20, every_v
 def rows(model_type: str, *, every_variant: bool = True) -> Iterator[Row]:
     """The row of a type's own configuration, and where that has a certified site, those of its variants."""
     for changes in variants(model_type):
-        row = row_of(attempt(model_type, changes, seconds=60 if not changes else 20))
+        with empty_table():
+            row = row_of(attempt(model_type, changes, seconds=60 if not changes else 20))
         yield row
         if not changes and (not row.by_value or not every_variant):
             return
 
 
 def release_table(found: Iterable[Row]) -> dict[str, Any]:
-    """The release certificates: for each governing type its default switches and the signatures that were proved."""
+    """The release certificates: for each governing type its switches and the signatures that were proved."""
     transformers, torch = require("transformers", extra="hf"), require("torch", extra="hf")
-    defaults: dict[str, dict[str, Any]] = {}
+    defaults: dict[str, Mapping[str, Any]] = {}
     proved: dict[str, set[str]] = {}
     for row in found:
         for model_type, facts in (row.defaults or {}).items():
-            defaults.setdefault(model_type, dict(facts))
+            # Inside another model a type may have other defaults: its own run says which are its own.
+            if model_type == row.model_type or model_type not in defaults:
+                defaults[model_type] = facts
         for model_type, marks in (row.signatures or {}).items():
             proved.setdefault(model_type, set()).update(marks)
-    types = {name: {"defaults": defaults.get(name, {}), "proved": sorted(proved[name])} for name in sorted(proved)}
+    types = {name: _entry(name, defaults.get(name, {}), proved[name]) for name in sorted(proved)}
     return {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0], "types": types}
+
+
+def _entry(model_type: str, defaults: Mapping[str, Any], proved: Iterable[str]) -> dict[str, Any]:
+    reads = [key for key in switches_read(model_type) if key not in defaults]
+    return {"defaults": dict(sorted(defaults.items())), "reads": reads, "proved": sorted(proved)}
 
 
 def _chunk(types: Sequence[str], every_variant: bool) -> list[Row]:

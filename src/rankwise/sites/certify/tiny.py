@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,6 +13,7 @@ from torch import nn
 
 from rankwise.errors import UserError, require
 from rankwise.sites.certify.peculiar import PECULIAR
+from rankwise.sites.certify.reading import homes
 
 HEADS, GROUPS, HEAD_SIZE, LAYERS, WORDS = 6, 2, 8, 2, 99
 _MOST_PARAMETERS = 30_000_000
@@ -120,6 +119,7 @@ def tiny_models(
     """
     transformers = require("transformers", extra="hf")
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     reasons: list[str] = []
     built = False
     for label, sizes in attempts():
@@ -152,15 +152,9 @@ def _build(config: Any) -> nn.Module:
     kind = type(config)
     if kind in transformers.MODEL_MAPPING:
         return transformers.AutoModel.from_config(config)
-    package = importlib.import_module(kind.__module__.rpartition(".")[0])
-    homes = [
-        importlib.import_module(f"{package.__name__}.{page.name}")
-        for page in pkgutil.iter_modules(package.__path__)
-        if page.name.startswith("modeling_")
-    ]
     models = [
         each
-        for home in homes
+        for home in homes(kind)
         for each in vars(home).values()
         if isinstance(each, type)
         and issubclass(each, transformers.PreTrainedModel)
@@ -272,7 +266,7 @@ def _value(key: str, value: Any, sizes: Mapping[str, int], patch: Any) -> Any:
     name = next((name for pattern, name in _PATTERNS if pattern.fullmatch(key)), None)
     if name is None or name not in sizes:
         return None
-    if value is None and name not in ("head_size", "groups"):
+    if value is None and name not in ("head_size", "groups", "words", "experts"):
         return None
     if name == "image":
         return max(sizes[name], 3 * patch) if isinstance(patch, int) else sizes[name]
@@ -284,7 +278,7 @@ def _small_tokens(config: Any, values: dict[str, Any]) -> None:
     words = values["vocab_size"]
     fresh = iter(range(words - 1, 0, -1))
     for key in config.to_dict():
-        value = getattr(config, key, None)
+        value = _read(config, key)
         if (
             re.search(r"(token|_id|index)", key)
             and isinstance(value, int)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import nn
 
 from rankwise.sites.certify.certificates import Certificates
 from rankwise.sites.certify.prove import certify
+from rankwise.sites.certify.release import type_of
+from rankwise.sites.certify.saved import saved_sites
 from rankwise.sites.certify.tiny import TinyError, tiny_models
 from rankwise.sites.find import find
+from rankwise.sites.site import Site
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Trial:
         reason: why there is no certificate.
         unread: attention parameters that no site covers, with the reason.
         config: the configuration that was proved.
+        signatures: what was proved, in the live model and in its files, by the type that it is filed under.
     """
 
     model_type: str
@@ -35,11 +41,13 @@ class Trial:
     reason: str = ""
     unread: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    signatures: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def proved(self) -> list[str]:
         """The sites whose value proof passed."""
-        return [name for name, each in (self.certificates or {}).items() if each.passed and each.orientation]
+        certificates = {} if self.certificates is None else self.certificates
+        return [name for name, each in certificates.items() if each.passed and each.orientation]
 
 
 def attempt(model_type: str, changes: Mapping[str, Any] | None = None, *, seconds: int = 60) -> Trial:
@@ -50,30 +58,47 @@ def attempt(model_type: str, changes: Mapping[str, Any] | None = None, *, second
         changes: configuration keys to set beside the sizes.
         seconds: the longest that all its models together may take.
     """
-    best = Trial(model_type, changes or {}, reason="no model of it ran")
+    changes = changes or {}
+    best = Trial(model_type, changes, reason="no model of it ran")
     try:
         with _at_most(seconds):
             for label, model in tiny_models(model_type, changes):
-                sites = find(model)
-                unread = {each.parameter: each.reason for each in sites.unread}
-                certificates = certify(sites, model)
-                config: Any = model.config
-                trial = Trial(model_type, changes or {}, certificates, label, "", unread, config.to_dict())
-                if not len(certificates):
-                    return Trial(model_type, changes or {}, None, label, "no attention site was found", unread)
-                if best.certificates is None or len(trial.proved) > len(best.proved):
+                trial = _tried(Trial(model_type, changes, label=label), model)
+                better = best.certificates is None and (trial.certificates is not None or not best.label)
+                if better or len(trial.proved) > len(best.proved):
                     best = trial
-                if certificates or any(each.value.status == "failed" for each in certificates.values()):
+                if trial.certificates is not None and (trial.certificates or _misread(trial.certificates)):
                     return trial
     except TinyError as error:
-        return Trial(model_type, changes or {}, reason=str(error))
+        return replace(best, reason=str(error))
     except _TooLong:
-        return (
-            best
-            if best.certificates is not None
-            else Trial(model_type, changes or {}, reason=f"not done after {seconds} s")
-        )
+        return best if best.certificates is not None else replace(best, reason=f"not done after {seconds} s")
     return best
+
+
+def _tried(trial: Trial, model: nn.Module) -> Trial:
+    sites = find(model)
+    config: Any = model.config
+    trial = replace(trial, unread={each.parameter: each.reason for each in sites.unread}, config=config.to_dict())
+    certificates = certify(sites, model)
+    if not len(certificates):
+        return replace(trial, reason="no attention site was found")
+    trial = replace(trial, certificates=certificates)
+    return replace(trial, signatures=_signatures(model, [certificates.sites[name] for name in trial.proved]))
+
+
+def _signatures(model: nn.Module, proved: Sequence[Site]) -> dict[str, frozenset[str]]:
+    """What live sites are filed under, and the same sites in a checkpoint."""
+    found: dict[str, set[str]] = {}
+    for site in [*proved, *saved_sites(model, proved)]:
+        assert site.attention is not None
+        found.setdefault(type_of(site), set()).add(site.attention.signature)
+    return {model_type: frozenset(marks) for model_type, marks in found.items()}
+
+
+def _misread(certificates: Certificates) -> bool:
+    """Whether numbers were seen and are others: no smaller or larger model would give them."""
+    return any(each.value.status == "failed" for each in certificates.values())
 
 
 class _TooLong(BaseException):
