@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from rankwise.errors import UserError
 from rankwise.product.balance import balance
-from rankwise.product.moves import Move, balancing_move, pair_move, scale_move
+from rankwise.product.chain_balance import chain_balance
+from rankwise.product.moves import Move, balancing_move, balancing_moves, pair_move, scale_move
 from rankwise.product.pairs import pair_balance
 from rankwise.product.product import Product
 from tests.product.draws import frame, gaussian
@@ -128,6 +129,25 @@ def test_rotary_pairs_are_scaled_and_what_stands_still_is_balanced(seed: int, un
         angle[one, one] = angle[two, two] = 0.6
         angle[one, two], angle[two, one] = -0.8, 0.8
     torch.testing.assert_close(move.matrix @ angle, angle @ move.matrix)
+
+
+@pytest.mark.parametrize("widths", [(7, 4, 4, 6), (8, 3, 3, 3, 5), (5, 9, 9, 6), (4, 2, 3)])
+def test_a_chain_balances_at_every_junction(widths: tuple[int, ...]) -> None:
+    p = gaussian(widths, 3) if len(widths) > 3 else gaussian(widths, 3, batch=(3,))
+    p = Product(p.left * 100, *p.factors[1:])
+    moves = balancing_moves(p)
+    assert len(moves) == p.depth - 1
+    factors = list(p.factors)
+    for place, move in enumerate(moves):
+        factors[place] = factors[place] @ move.matrix
+        factors[place + 1] = move.inverse @ factors[place + 1]
+    after = Product(*factors)
+    assert_same(after, p, 1e-9)
+    before, then = chain_balance(p), chain_balance(after)
+    assert (then.mean_square < before.mean_square).all()
+    if max(widths[1:-1]) <= min(widths):
+        assert then.relative.max().item() < 1e-12
+        assert max(junction.relative_imbalance.max().item() for junction in then.junctions) < 1e-10
 
 
 def test_one_scale_for_each_matrix() -> None:

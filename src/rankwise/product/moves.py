@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 ZERO_ROUNDOFFS = 64.0
 # Columns whose lengths differ by more than this are brought together by powers of two before anything is decomposed.
 UNEVEN = 2.0**16
+# Balancing goes from junction to junction until no move stretches anything by more than this.
+BALANCED = 1e-12
+MOST_SWEEPS = 100
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,13 @@ class Move:
     inverse: Float[Tensor, "*batch r r"] = field(kw_only=True)
     live: Int[Tensor, "*batch"] = field(kw_only=True)
     stretch: Float[Tensor, "*batch"] = field(kw_only=True)
+
+    def then(self, other: Move) -> Move:
+        """This move and another one after it."""
+        # Neither stretches by more than its share, so that together they stretch by at most the product of both.
+        stretch = (1 + self.stretch) * (1 + other.stretch) - 1
+        inverse = other.inverse @ self.inverse
+        return Move(self.matrix @ other.matrix, inverse=inverse, live=other.live, stretch=stretch)
 
     @property
     def is_diagonal(self) -> bool:
@@ -95,6 +105,36 @@ def balancing_move(product: Product) -> Move:
     spread = torch.maximum(stretches, 1 / stretches).amax(-1)
     uneven_spread = torch.maximum(scale, inverse_scale).amax(-1)
     return Move(matrix, inverse=inverse, live=live, stretch=spread * uneven_spread - 1)
+
+
+@torch.no_grad()
+def balancing_moves(product: Product) -> tuple[Move, ...]:
+    """One move for each junction of a chain, after which all neighbours are balanced: `A_l -> G_{l-1}^{-1} A_l G_l`.
+
+    Junction by junction two neighbours are balanced; each step lowers the sum of squared norms, until none changes
+    anything. It ends at `sum_l |A_l|_F^2 = L sum_i s_i^(2/L)` for `L` factors (see `chain_balance`).
+
+    >>> chain = Product(torch.tensor([[8.0]]), torch.tensor([[1.0]]), torch.tensor([[1.0]]))
+    >>> [round(move.matrix.item(), 6) for move in balancing_moves(chain)]
+    [0.25, 0.5]
+    """
+    check_own_factors(product)
+    factors = [factor.detach().double() for factor in product.factors]
+    total: list[Move] = []
+    for sweep in range(MOST_SWEEPS):
+        largest = 0.0
+        for place in range(product.depth - 1):
+            move = balancing_move(Product(*factors[place : place + 2]))
+            factors[place] = factors[place] @ move.matrix
+            factors[place + 1] = move.inverse @ factors[place + 1]
+            largest = max(largest, float(move.stretch.max()))
+            if sweep == 0:
+                total.append(move)
+            else:
+                total[place] = total[place].then(move)
+        if largest <= BALANCED or product.depth == 2:
+            break
+    return tuple(total)
 
 
 @torch.no_grad()

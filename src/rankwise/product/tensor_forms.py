@@ -17,10 +17,6 @@ from rankwise.product.product import REAL_TYPES, Product
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-# Balancing goes from junction to junction until no move stretches anything by more than this.
-BALANCED = 1e-12
-MOST_SWEEPS = 100
-
 
 @dataclass(frozen=True)
 class TensorForm(ABC):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
-from rankwise.product.moves import balancing_move
+from rankwise.product.moves import BALANCED, MOST_SWEEPS, balancing_move
 from rankwise.product.product import Product
-from rankwise.product.tensor_forms import BALANCED, MOST_SWEEPS, TensorForm, check_rows
+from rankwise.product.tensor_forms import TensorForm, check_rows
 
 
 @dataclass(frozen=True, repr=False)

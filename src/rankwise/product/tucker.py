@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
-from rankwise.product.moves import balancing_move
+from rankwise.product.moves import BALANCED, MOST_SWEEPS, balancing_move
 from rankwise.product.product import Product
-from rankwise.product.tensor_forms import BALANCED, MOST_SWEEPS, TensorForm, check_rows, mode_product
+from rankwise.product.tensor_forms import TensorForm, check_rows, mode_product
 
 
 @dataclass(frozen=True, repr=False)
