@@ -185,6 +185,18 @@ o = "o_proj: d (h x)"
     assert find(llama_shapes(), config=LLAMA).unread == ()
 
 
+def test_a_config_of_the_models_own_kind_is_left_alone():
+    class CausalSelfAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config, self.n_head, self.n_embd = object(), 3, 6
+            self.c_attn, self.c_proj = nn.Linear(6, 18), nn.Linear(6, 6)
+
+    model = nn.ModuleDict({"h": nn.ModuleList([nn.ModuleDict({"attn": CausalSelfAttention()})])})
+    model.config = object()
+    assert attention(find(model)) == ["layers.0.qk", "layers.0.ov"]
+
+
 def test_layouts_may_be_given_for_one_call():
     assert attention(find(llama_shapes(), config=LLAMA, layouts=[])) == []
 

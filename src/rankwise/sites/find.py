@@ -60,6 +60,8 @@ def find(
     given: Any = config if config is not None else getattr(source, "config", None)
     if hasattr(given, "to_dict"):
         given = given.to_dict()
+    if config is None and not isinstance(given, Mapping):
+        given = None  # A live model's own record of settings, nanoGPT's say: its modules' attributes tell the same.
     if given is not None and not isinstance(given, Mapping):
         raise UserError(f"config must be a mapping, as read from config.json, got {type(given).__name__}")
     search = _Search(shapes, tied, tuple(layouts) if layouts is not None else known_layouts())
