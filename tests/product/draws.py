@@ -19,7 +19,7 @@ def gaussian(
     generator = torch.Generator().manual_seed(seed)
     return Product(
         *(
-            torch.randn(*batch, rows, columns, generator=generator, dtype=torch.float64).to(dtype)
+            torch.randn(*batch, rows, columns, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
             for rows, columns in pairwise(widths)
         )
     )

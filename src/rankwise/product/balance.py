@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.arithmetic import computes
 from rankwise.product.bures import bures
 from rankwise.product.gram import column_gram
 from rankwise.product.groups import concatenated
@@ -78,6 +79,7 @@ class Balance:
         return null_model(self.widths).relative_imbalance()
 
 
+@computes
 def balance(product: Product, *, group: int | None = None) -> Balance:
     """The balance of a product of two factors.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rankwise.product.arithmetic import computes
 from rankwise.product.balance import Balance, check_own_factors, junction
 from rankwise.product.product import Product
 
@@ -52,6 +53,7 @@ class ChainBalance:
         return self.gap / torch.where(self.mean_square == 0, 1.0, self.mean_square)
 
 
+@computes
 @torch.no_grad()
 def chain_balance(product: Product) -> ChainBalance:
     """The balance of a product of any number of factors from two on.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.arithmetic import computes
 from rankwise.product.guarded import guarded
 from rankwise.product.product import Product
 from rankwise.product.two_factors import two_factors
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Complex, Float
 
 
+@computes
 @torch.no_grad()
 def eigenvalues(product: Product) -> Complex[Tensor, "*batch w"]:
     """The eigenvalues of every matrix of a square product, largest modulus first, `w` its narrowest width.

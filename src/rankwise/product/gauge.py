@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.arithmetic import computes
 from rankwise.product.measures import first_reaching, relative, shares
 from rankwise.product.product import Product
 from rankwise.product.vectors import svd
@@ -87,6 +88,7 @@ def truncated(product: Product, *, rank: int | None = None, energy: float | None
     return Product(left.to(product.dtype), right.mT.to(product.dtype), start=product.start)
 
 
+@computes
 @torch.no_grad()
 def weighted(product: Product, left: Tensor | None = None, right: Tensor | None = None) -> Product:
     """The product seen through activations, `C_l^{1/2} P C_r^{1/2}`, its outer factors in float64.
@@ -114,6 +116,7 @@ def weighted(product: Product, left: Tensor | None = None, right: Tensor | None 
     return Product(*factors, is_sum=product.is_sum)
 
 
+@computes
 def transform(product: Product, move: Float[Tensor, "*batch w w"], *, at: int = 0) -> Product:
     """Insert `G` and its inverse at a junction: the same product, `... A_at G, G^{-1} A_{at+1} ...`.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rankwise.product.arithmetic import computes
 from rankwise.product.catalogue import MEASURES, Measured
 from rankwise.product.product import Product
 
@@ -22,6 +23,7 @@ SMALL = 64
 CHUNK = 1 << 24
 
 
+@computes
 @torch.no_grad()
 def leading_value(product: Product, *, tolerance: float = 1e-3, seed: int = 0) -> Measured:
     """`s_1` of every matrix by block Krylov iteration, with the residual of its singular pair as the error.
@@ -44,7 +46,7 @@ def leading_value(product: Product, *, tolerance: float = 1e-3, seed: int = 0) -
     columns = product.widths[-1]
     block = min(BLOCK, *product.widths)
     generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(columns, block, generator=generator, dtype=_working(product)).to(product.device)
+    start = torch.randn(columns, block, generator=generator, dtype=_working(product), device="cpu").to(product.device)
     basis = torch.linalg.qr(start.expand(*product.batch_shape, columns, block))[0]
     image = times(product.factors, basis)
     finite = image.isfinite().all(-1).all(-1)
@@ -92,6 +94,7 @@ def times(factors: tuple[Tensor, ...], columns: Float[Tensor, "*batch n b"]) -> 
     return columns
 
 
+@computes
 @torch.no_grad()
 def outline(product: Product) -> dict[str, Measured]:
     """What can be said of large matrices without their spectra: Frobenius norm, operator norm and stable rank.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rankwise.product.arithmetic import computes
 from rankwise.product.product import Product
 from rankwise.product.two_factors import two_factors
 
@@ -28,6 +29,7 @@ class Moment:
     error: Float[Tensor, "*batch"] = field(kw_only=True)
 
 
+@computes
 @torch.no_grad()
 def second_moment(product: Product) -> Moment | None:
     """`sum s_i^2 = |A B|_F^2 = <A^T A, B B^T>` in float64, or None where the Grams cannot hold it to 1e-9.

@@ -216,9 +216,9 @@ class _Source:
         """The triangle `R` of the QR decomposition of a Gaussian `[rows, columns]`, `k` its smaller dimension."""
         size = min(rows, columns)
         shape = (self.draws, size, columns)
-        triangle = torch.randn(shape, generator=self.normal, dtype=torch.float64).triu(1)
+        triangle = torch.randn(shape, generator=self.normal, dtype=torch.float64, device="cpu").triu(1)
         squares = [[self.gamma.gammavariate((rows - i) / 2, 2.0) for i in range(size)] for _ in range(self.draws)]
-        triangle.diagonal(dim1=-2, dim2=-1).copy_(torch.tensor(squares, dtype=torch.float64).sqrt())
+        triangle.diagonal(dim1=-2, dim2=-1).copy_(torch.tensor(squares, dtype=torch.float64, device="cpu").sqrt())
         return triangle
 
     def pair(self, m: int, r: int, n: int) -> _Pair:
@@ -251,7 +251,7 @@ class _Source:
         """
         place = widths.index(min(widths))
         size = widths[place]
-        core = torch.eye(size, dtype=torch.float64).expand(self.draws, size, size)
+        core = torch.eye(size, dtype=torch.float64, device="cpu").expand(self.draws, size, size)
         for width in widths[:place]:
             core = core @ self.triangle(width, size)
         for width in widths[place + 1 :]:

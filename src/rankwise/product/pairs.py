@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.arithmetic import computes
 from rankwise.product.balance import Balance, check_own_factors, junction
 from rankwise.product.groups import concatenated
 from rankwise.product.null import NullValue
@@ -48,7 +49,7 @@ class RotaryPairs:
             raise UserError(
                 f"the rotated dimensions must be even and from 2 to the head size {head_size}, got {rotated}"
             )
-        dimensions = torch.arange(rotated)
+        dimensions = torch.arange(rotated, device="cpu")
         return dimensions.reshape(2, -1).mT if self.layout == "half" else dimensions.reshape(-1, 2)
 
 
@@ -109,6 +110,7 @@ class PairBalance:
         return _pair_null(*self.rows)
 
 
+@computes
 @torch.no_grad()
 def pair_balance(
     product: Product, pairs: RotaryPairs | Int[Tensor, "pairs 2"], *, group: int | None = None
@@ -150,6 +152,7 @@ def pair_balance(
     )
 
 
+@computes
 @torch.no_grad()
 def pair_balanced(product: Product, pairs: RotaryPairs | Int[Tensor, "pairs 2"]) -> Product:
     """The same rotary head with every frequency shared evenly: `Q_p / c` and `c K_p`, `c = sqrt(|Q_p| / |K_p|)`.

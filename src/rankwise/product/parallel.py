@@ -28,8 +28,10 @@ def share_out(function: Callable[[Task], Result], tasks: Sequence[Task], device:
     workers = torch.get_num_threads()
     if device.type != "cpu" or workers < 2 or len(tasks) < workers:
         return [function(task) for task in tasks]
+    # Modes belong to a thread: tensors made in inference mode may be written to in inference mode alone.
+    quiet = torch.inference_mode() if torch.is_inference_mode_enabled() else torch.no_grad()
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return list(pool.map(torch.no_grad()(function), tasks))
+        return list(pool.map(quiet(function), tasks))
 
 
 def on_all_cores(decompose: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:

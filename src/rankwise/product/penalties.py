@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rankwise.product.arithmetic import computes, without_autocast
 from rankwise.product.guarded import guarded, thin_svd
 from rankwise.product.product import Product
 from rankwise.product.two_factors import two_factors
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 ZERO_ROUNDOFFS = 8.0
 
 
+@computes
 def frobenius_penalty(product: Product) -> Float[Tensor, "*batch"]:
     """Half the squared Frobenius norm of every matrix, `|A B|_F^2 / 2 = <A^T A, B B^T> / 2`, to differentiate.
 
@@ -42,6 +44,7 @@ def frobenius_penalty(product: Product) -> Float[Tensor, "*batch"]:
     return _FrobeniusPenalty.apply(left, right).expand(product.batch_shape)
 
 
+@computes
 def nuclear_penalty(product: Product) -> Float[Tensor, "*batch"]:
     """The nuclear norm of every matrix, the sum of its singular values, to differentiate.
 
@@ -76,10 +79,11 @@ class _FrobeniusPenalty(torch.autograd.Function):
     def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
         left, right, left_gram, right_gram = ctx.saved_tensors
         weight = weight[..., None, None]
-        # The batch axes that a factor shares are summed over the small Gram, before the factor is touched.
         wants_left, wants_right = ctx.needs_input_grad
-        left_grad = left @ _shared(weight * right_gram, left) if wants_left else None
-        right_grad = _shared(weight * left_gram, right) @ right if wants_right else None
+        with without_autocast(left.device):
+            # The batch axes that a factor shares are summed over the small Gram, before the factor is touched.
+            left_grad = left @ _shared(weight * right_gram, left) if wants_left else None
+            right_grad = _shared(weight * left_gram, right) @ right if wants_right else None
         return left_grad, right_grad
 
 

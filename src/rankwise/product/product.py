@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.arithmetic import without_autocast
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -119,7 +120,8 @@ class Product:
 
     def dense(self) -> Float[Tensor, "*batch m n"]:
         """Multiply the stack out, in the type of the factors and in the order that costs least."""
-        return _multiply([factor.to(self.dtype) for factor in self.factors]).expand(self.shape)
+        with without_autocast(self.device):
+            return _multiply([factor.to(self.dtype) for factor in self.factors]).expand(self.shape)
 
     def to(self, target: torch.device | torch.dtype | str) -> Product:
         """The same product on another device or in another type."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rankwise.product.arithmetic import computes
 from rankwise.product.leading import times
 from rankwise.product.product import Product
 
@@ -45,6 +46,7 @@ class Projected:
         return max(0.0, self.energy - kept) ** 0.5
 
 
+@computes
 @torch.no_grad()
 def project(product: Product, k: int, *, seed: int = 0) -> Projected:
     """The leading `k` triplets of one matrix within a random subspace refined by two power passes.
@@ -69,7 +71,7 @@ def project(product: Product, k: int, *, seed: int = 0) -> Projected:
         error = torch.full_like(values[:k], torch.finfo(dtype).eps * (rows + columns) ** 0.5) * values[0]
         return Projected(left[:, :k], values=values[:k], right=right.mT[:, :k], energy=energy, residual=error)
     generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(columns, width, generator=generator, dtype=dtype).to(product.device)
+    start = torch.randn(columns, width, generator=generator, dtype=dtype, device="cpu").to(product.device)
     forward, backward = product.factors, product.T.factors
     basis = torch.linalg.qr(times(forward, start))[0]
     for _ in range(POWER_PASSES):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import RankwiseError, UserError
+from rankwise.product.arithmetic import computes
 from rankwise.product.ladder import METHODS, Method, climb
 from rankwise.product.product import Product
 
@@ -80,7 +81,7 @@ class Spectrum:
         >>> Product(torch.ones(3, 2, 2)).spectrum()[:2].count
         2
         """
-        numbers = torch.arange(self.count).reshape(self.batch_shape)[_on_cpu(index)]
+        numbers = torch.arange(self.count, device="cpu").reshape(self.batch_shape)[_on_cpu(index)]
         chosen = numbers.flatten().tolist()
         method = self.method if isinstance(self.method, str) else _joined([self.method[number] for number in chosen])
         failures = {place: self.failures[number] for place, number in enumerate(chosen) if number in self.failures}
@@ -106,6 +107,7 @@ class Spectrum:
         return f"Spectrum({batch} of {self.values.shape[-1]} values, {methods or 'no method'}, {error}{failed})"
 
 
+@computes
 def spectrum(product: Product, *, method: Method = "auto", tolerance: float = 1e-6, memory: int = MEMORY) -> Spectrum:
     """The singular values of every matrix of a stack, largest first, each with an absolute error bound.
 

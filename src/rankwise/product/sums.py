@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.arithmetic import computes
 from rankwise.product.bounds import UNIT
 from rankwise.product.chain import half_chains
 from rankwise.product.gram import half_gram
@@ -57,6 +58,7 @@ def change(end: Product, start: Product) -> Product:
     return Product(left, *inner, right, start=origin, is_sum=True)
 
 
+@computes
 @torch.no_grad()
 def frobenius_norm(product: Product) -> Tensor:
     """The Frobenius norm of every matrix from the Grams where the chain is narrowest, `sqrt <G_left, G_right>`.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.arithmetic import computes
 from rankwise.product.guarded import guarded, thin_svd
 from rankwise.product.product import Product
 from rankwise.product.triangular import reduce_with_ends
@@ -61,6 +62,7 @@ class SingularVectors:
         return _sine(error, gap, max(self.left.shape[-2], self.right.shape[-2]))
 
 
+@computes
 @torch.no_grad()
 def svd(product: Product, k: int | None = None) -> SingularVectors:
     """The leading `k` singular triplets of every matrix, all by default, with gap-based errors.
