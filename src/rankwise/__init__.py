@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankwise.layers.conv2d import FactorizedConv2d as FactorizedConv2d
+    from rankwise.layers.embedding import FactorizedEmbedding as FactorizedEmbedding
     from rankwise.layers.initialization import Spectral as Spectral
     from rankwise.layers.linear import FactorizedLinear as FactorizedLinear
     from rankwise.product.balance import Balance as Balance
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 # Each module with the public names that live in it. They are imported at first use, so that the command line can answer
 # `--help` at once and nobody pays for a room that they never enter; the block above tells type checkers the same.
 _MODULES = {
+    "rankwise.layers.conv2d": ("FactorizedConv2d",),
+    "rankwise.layers.embedding": ("FactorizedEmbedding",),
     "rankwise.layers.initialization": ("Spectral",),
     "rankwise.layers.linear": ("FactorizedLinear",),
     "rankwise.product.balance": ("Balance", "balance"),

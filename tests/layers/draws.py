@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def generator(seed: int) -> torch.Generator:
@@ -20,3 +20,9 @@ def with_values(values: Tensor, rows: int, columns: int, *, seed: int = 0) -> Te
     left = torch.linalg.qr(matrix(rows, len(values), seed=seed))[0]
     right = torch.linalg.qr(matrix(columns, len(values), seed=seed + 1))[0]
     return (left * values.double()) @ right.mT
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    """The module as one graph; what other tests compiled is forgotten, so that theirs do not count towards a limit."""
+    torch.compiler.reset()
+    return torch.compile(module, backend="aot_eager", fullgraph=True)
