@@ -12,7 +12,10 @@ PECULIAR: dict[str, dict[str, Any]] = {
     "funnel": {"block_sizes": [1, 1], "block_repeats": [1, 1]},
     "gptj": {"rotary_dim": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "informer": {"prediction_length": 4},
+    "mobilebert": {"intra_bottleneck_size": 36},
     "time_series_transformer": {"prediction_length": 4},
 }
 """Configuration keys by model type, each because the type's own default does not fit few layers or is not given."""

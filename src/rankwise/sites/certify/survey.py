@@ -89,13 +89,21 @@ def survey(types: Sequence[str], *, processes: int = 2, chunk: int = 20, every_v
 
 
 def rows(model_type: str, *, every_variant: bool = True) -> Iterator[Row]:
-    """The row of a type's own configuration, and where that has a certified site, those of its variants."""
+    """The row of a type's own configuration, and where that has a certified site, those of its variants.
+
+    What failed with some switches turned is not tried again with these and others.
+    """
+    failed: list[Mapping[str, Any]] = []
     for changes in variants(model_type):
+        if any(less.items() <= changes.items() for less in failed):
+            continue
         with empty_table():
             row = row_of(attempt(model_type, changes, seconds=60 if not changes else 20))
         yield row
         if not changes and (not row.by_value or not every_variant):
             return
+        if changes and not row.by_value:
+            failed.append(changes)
 
 
 def release_table(found: Iterable[Row]) -> dict[str, Any]:

@@ -1,15 +1,22 @@
-"""The configurations of a type that the release proves one by one: its own, and each switch turned."""
+"""The configurations of a type that the release proves one by one: its own, and its switches turned, together too."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import combinations, product
 from typing import Any
 
 from rankwise.errors import require
 from rankwise.sites.certify.release import switches
+from rankwise.sites.certify.tiny import HEADS
 
-# Together, as real checkpoints have them.
+# Whoever has more switches than fit is proved with the fewest of them turned.
+MOST = 64
+_GROUPS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+_UNTOUCHED = 1e4  # a clip or a cap that nothing reaches
+
+# Keys that no switch of the defaults leads to, as well-known checkpoints have them.
 TOGETHER: dict[str, tuple[dict[str, Any], ...]] = {
     "deberta": ({"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False},),
     "deberta-v2": (
@@ -22,44 +29,58 @@ TOGETHER: dict[str, tuple[dict[str, Any], ...]] = {
             "position_buckets": 256,
         },
     ),
-    "falcon": (
-        {"new_decoder_architecture": True, "num_kv_heads": 2},
-        {"alibi": True, "multi_query": False, "bias": True, "parallel_attn": False},
-        {"multi_query": False, "bias": True},
+    "esm": (
+        {"position_embedding_type": "rotary", "emb_layer_norm_before": False},
+        {"position_embedding_type": "absolute", "emb_layer_norm_before": False},
+        {"position_embedding_type": "absolute", "emb_layer_norm_before": True},
     ),
-    "gpt_bigcode": ({"multi_query": False},),
-    "stablelm": ({"use_qkv_bias": True, "qk_layernorm": True},),
-    "qwen2": ({"use_sliding_window": True},),
+    "falcon": ({"new_decoder_architecture": True, "num_kv_heads": 2},),
+    "mpt": ({"attn_config": {"clip_qkv": _UNTOUCHED}},),
+    "phi3": ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.5] * 4}},),
 }
-_GROUPS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 
 
 def variants(model_type: str) -> Iterator[dict[str, Any]]:
-    """Configuration changes of a type, the empty one first."""
+    """Configuration changes of a type, the empty one first, then those that turn one switch, two, and so on.
+
+    Arguments:
+        model_type: a model type of transformers.
+    """
     transformers = require("transformers", extra="hf")
     yield {}
     yield from TOGETHER.get(model_type, ())
     try:
-        config = transformers.CONFIG_MAPPING[model_type]()
+        values = transformers.CONFIG_MAPPING[model_type]().to_dict()
     except Exception:
-        return
-    values = config.to_dict()
-    facts = switches(values)
-    for key, value in facts.items():
-        if isinstance(value, bool) and isinstance(values.get(key), bool):
-            yield {key: not value}
-    if any(isinstance(values.get(key), int) for key in _GROUPS):
-        key = next(key for key in _GROUPS if isinstance(values.get(key), int))
-        yield {key: 6}
-        yield {key: 1}
-    for key, value in values.items():
-        if re.search(r"attn_logit_softcap|attention_logit_cap", key):
-            yield {key: None if value else 20.0}
-        if key == "q_lora_rank" and value:
-            yield {key: None}
+        return  # no configuration of its own without arguments
+    turns = list(_turns(values))
+    count = MOST
+    for turned in range(1, len(turns) + 1):
+        for chosen in combinations(turns, turned):
+            for choice in product(*chosen):
+                if not (count := count - 1):
+                    return
+                yield {key: value for change in choice for key, value in change.items()}
+
+
+def _turns(values: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    """For each switch of a configuration the changes that turn it, of which one excludes the others."""
+    for key in switches(values):
+        value = values.get(key)
+        if isinstance(value, bool):
+            yield [{key: not value}]
+        elif re.search(r"softcap|logit_cap|^clip_qkv", key):
+            yield [{key: None if value else _UNTOUCHED}]
+    for key in _GROUPS:
+        if isinstance(values.get(key), int):
+            yield [{key: HEADS}, {key: 1}]
+    if values.get("q_lora_rank"):
+        yield [{"q_lora_rank": None}]
     rope = values.get("rope_parameters")
-    if isinstance(rope, dict) and "rope_type" in rope:
+    if isinstance(rope, Mapping) and "rope_type" in rope:
         share = rope.get("partial_rotary_factor")
-        yield {"rope_parameters": {**rope, "partial_rotary_factor": 0.5 if share in (None, 1, 1.0) else 1.0}}
-        yield {"rope_parameters": {**rope, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}
+        yarn = {**rope, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+        turned = [{**rope, "partial_rotary_factor": 0.5 if share in (None, 1, 1.0) else 1.0}, yarn]
+        if values.get("kv_lora_rank"):
+            turned.append({**yarn, "mscale": 1.0, "mscale_all_dim": 1.0})
+        yield [{"rope_parameters": each} for each in turned]
