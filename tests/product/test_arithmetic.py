@@ -16,6 +16,7 @@ from rankwise.product.bucket import spectra
 from rankwise.product.chain_balance import chain_balance
 from rankwise.product.eigen import copying_score
 from rankwise.product.leading import leading_value, outline
+from rankwise.product.moves import balancing_move, pair_move, scale_move
 from rankwise.product.pairs import RotaryPairs, pair_balance, pair_balanced
 from rankwise.product.penalties import frobenius_penalty, nuclear_penalty
 from rankwise.product.product import Product
@@ -45,6 +46,9 @@ COMPUTATIONS: dict[str, Callable[[], Tensor]] = {
     "chain": lambda: chain_balance(gaussian([9, 4, 5, 8], 2)).gap,
     "pairs": lambda: pair_balance(stack(), RotaryPairs("half")).gap,
     "balanced pairs": lambda: pair_balanced(stack(), RotaryPairs("half")).left,
+    "balancing move": lambda: balancing_move(stack()).matrix,
+    "pair move": lambda: pair_move(stack(), torch.tensor([[0, 4], [1, 5]], device="cpu")).matrix,
+    "scale move": lambda: scale_move(stack()).matrix,
     "copying": lambda: copying_score(gaussian([9, 4, 9], 2)),
     "Frobenius penalty": lambda: frobenius_penalty(stack()),
     "nuclear penalty": lambda: nuclear_penalty(stack()),

@@ -98,6 +98,19 @@ def test_finite_differences_agree_and_frozen_cores_get_nothing(kind) -> None:
     assert all(core.grad is not None for core in some.cores[1:])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_changes_nothing(kind) -> None:
+    form = drawn(kind, [6, 5, 4], 3, dtype=torch.float32)
+    plain, mixed = leaves(form), leaves(form)
+    plain.frobenius_penalty().backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        penalty = mixed.frobenius_penalty()
+        torch.testing.assert_close(mixed.dense(), form.to(torch.float64).dense().float())
+    penalty.backward()
+    for one, two in zip(plain.cores, mixed.cores, strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
 def test_cancelling_terms_have_no_norm() -> None:
     """`X - X` kept as cores: the norm of what is rebuilt is zero, that of the cores is not."""
     form = drawn(CP, [4, 3, 5], 2)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.arithmetic import computes
 from rankwise.product.balance import check_own_factors
 from rankwise.product.bounds import UNIT, column_lengths, frobenius_norm
 from rankwise.product.guarded import guarded, thin_svd
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 # A singular value below this many units of roundoff of |A| |B| is no direction that the two factors share.
 ZERO_ROUNDOFFS = 64.0
-# Columns whose lengths differ by more than this are brought together by powers of two before anything is decomposed.
-UNEVEN = 2.0**16
+# Columns that have to be scaled by more than this are, by powers of two, before anything is decomposed.
+UNEVEN = 2.0**8
 # Balancing goes from junction to junction until no move stretches anything by more than this.
 BALANCED = 1e-12
 MOST_SWEEPS = 100
@@ -58,6 +59,7 @@ class Move:
         return bool((self.matrix - torch.diag_embed(self.matrix.diagonal(dim1=-2, dim2=-1)) == 0).all())
 
 
+@computes
 @torch.no_grad()
 def balancing_move(product: Product) -> Move:
     """The symmetric move after which `A^T A = B B^T`, the identity where they are equal already.
@@ -80,7 +82,7 @@ def balancing_move(product: Product) -> Move:
     lengths = column_lengths(left), column_lengths(right.mT)
     scale, inverse_scale = equilibration(*lengths)
     alive = scale > 0
-    uneven = (torch.where(alive, scale, 1.0).log2().abs().amax(-1) > 0.5 * torch.tensor(UNEVEN).log2())[..., None]
+    uneven = (torch.where(alive, torch.maximum(scale, inverse_scale), 1.0).amax(-1) > UNEVEN)[..., None]
     scale = torch.where(uneven & alive, scale, 1.0)
     inverse_scale = torch.where(uneven & alive, inverse_scale, 1.0)
     left, right = left * scale[..., None, :], right * inverse_scale[..., None]
@@ -107,6 +109,7 @@ def balancing_move(product: Product) -> Move:
     return Move(matrix, inverse=inverse, live=live, stretch=spread * uneven_spread - 1)
 
 
+@computes
 @torch.no_grad()
 def balancing_moves(product: Product) -> tuple[Move, ...]:
     """One move for each junction of a chain, after which all neighbours are balanced: `A_l -> G_{l-1}^{-1} A_l G_l`.
@@ -137,6 +140,7 @@ def balancing_moves(product: Product) -> tuple[Move, ...]:
     return tuple(total)
 
 
+@computes
 @torch.no_grad()
 def pair_move(product: Product, pairs: Int[Tensor, "pairs 2"]) -> Move:
     """The move that rotary dimensions allow: a scale for each pair, and any matrix on the dimensions that do not turn.
@@ -173,6 +177,7 @@ def pair_move(product: Product, pairs: Int[Tensor, "pairs 2"]) -> Move:
     return Move(matrix, inverse=inverse, live=live, stretch=stretch)
 
 
+@computes
 @torch.no_grad()
 def scale_move(product: Product) -> Move:
     """One number for each matrix, after which both factors have the same Frobenius norm; 1 where one of them is zero.

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rankwise.errors import UserError
+from rankwise.product.arithmetic import without_autocast
 from rankwise.product.product import REAL_TYPES, Product
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ class TensorForm(ABC):
         Where a rank is more than its junction can fill, the directions that one side lacks stay as they are.
         """
 
+    def _rebuilt(self) -> Float[Tensor, "*shape"]:
+        return self.unfolded(len(self.shape) // 2).dense().reshape(self.shape)
+
     @abstractmethod
     def _check(self) -> None:
         """Refuse cores that do not fit together."""
@@ -87,7 +91,8 @@ class TensorForm(ABC):
 
     def dense(self) -> Float[Tensor, "*shape"]:
         """The tensor itself, differentiable."""
-        return self.unfolded(len(self.shape) // 2).dense().reshape(self.shape)
+        with without_autocast(self.cores[0].device):
+            return self._rebuilt()
 
     def to(self, target: torch.device | torch.dtype | str) -> Self:
         """The same form on another device or in another type."""
@@ -117,7 +122,8 @@ class _Penalty(torch.autograd.Function):
     def forward(ctx: Any, kind: type[TensorForm], *cores: Tensor) -> Tensor:  # type: ignore[override]
         dtype = torch.promote_types(kind(cores).dtype, torch.float32)
         wide = tuple(core.to(dtype) for core in cores)
-        gradients = kind(wide).gradients()
+        with without_autocast(cores[0].device):
+            gradients = kind(wide).gradients()
         ctx.save_for_backward(*(gradient.to(core.dtype) for gradient, core in zip(gradients, cores, strict=True)))
         # |X|^2 is of degree two in each core, so that <core, gradient> is |X|^2 for any core: take the smallest.
         smallest = min(range(len(cores)), key=lambda place: cores[place].numel())

@@ -58,7 +58,7 @@ class Tucker(TensorForm):
         right = reduce(torch.kron, self.matrices[rows:]).mT
         return Product(_applied(self.core, left_modes).reshape(-1, right.shape[0]), right)
 
-    def dense(self) -> Tensor:
+    def _rebuilt(self) -> Tensor:
         return _applied(self.core, dict(enumerate(self.matrices)))
 
     def gradients(self) -> tuple[Tensor, ...]:
