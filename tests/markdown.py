@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FENCE = re.compile(r"^```(?P<language>\w*)\s*$")
-NOTE = re.compile(r"^<!-- (?P<kind>not run|needs): (?P<text>.+) -->$")
+NOTE = re.compile(r"^<!-- (?P<kind>not run|needs|given): (?P<text>.+) -->$")
 LINK = re.compile(r"!?\[[^]]*\]\((?P<target>[^)\s]+)\)")
 
 
@@ -23,6 +23,8 @@ class Block:
     """Why the block is not run: `<!-- not run: it trains for an hour -->`."""
     needs: tuple[str, ...] = ()
     """Modules that the block imports beyond the core: `<!-- needs: transformers -->`."""
+    given: tuple[str, ...] = ()
+    """What the reader has and the test puts there, of `tests/givens.py`: `<!-- given: a checkpoint, a model -->`."""
 
 
 def blocks(path: Path) -> list[Block]:
@@ -46,11 +48,16 @@ def blocks(path: Path) -> list[Block]:
                 text="\n".join(lines[position:end]) + "\n",
                 line=position + 1,
                 not_run=text if kind == "not run" else None,
-                needs=tuple(text.replace(",", " ").split()) if kind == "needs" else (),
+                needs=_listed(text) if kind == "needs" else (),
+                given=_listed(text) if kind == "given" else (),
             )
         )
         position = end + 1
     return found
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
 
 
 def links(path: Path) -> list[str]:

@@ -16,9 +16,10 @@ import pytest
 from rankwise import cli
 from tests import markdown
 from tests.conftest import REPOSITORY, absent
+from tests.givens import GIVENS
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
-NOT_RUN = {"README.md": 3}
+NOT_RUN: dict[str, int] = {}
 """How many blocks of each page are not run: a number that only goes up on purpose."""
 
 
@@ -30,8 +31,14 @@ def with_blocks(*languages: str) -> list[Path]:
     return [page for page in PAGES if any(block.language in languages for block in markdown.blocks(page))]
 
 
-@pytest.mark.parametrize("page", with_blocks("python"), ids=name)
-def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
+def slow_where_given(page: Path) -> object:
+    """What is given are real weights, which take their time."""
+    given = any(block.given for block in markdown.blocks(page))
+    return pytest.param(page, marks=pytest.mark.slow if given else (), id=name(page))
+
+
+@pytest.mark.parametrize("page", [slow_where_given(page) for page in with_blocks("python")])
+def test_python_blocks_run_in_order(page, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in markdown.blocks(page):
@@ -42,6 +49,8 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
         missing = [module for module in block.needs if importlib.util.find_spec(module) is None]
         if missing:
             absent(f"{name(page)}:{block.line} needs {', '.join(missing)}")
+        for given in block.given:
+            namespace |= GIVENS[given](request)
         if block.not_run is None:
             exec(code, namespace)
 
@@ -89,12 +98,14 @@ def test_the_reader_of_pages_sees_blocks_notes_and_links(tmp_path):
         "```python\nx = 1\n```\n"
         "<!-- not run: it needs a cluster -->\n```sh\nrankwise scan [a](b)\n```\n"
         "<!-- needs: scipy, pandas -->\n```python\ny = x\n```\n"
+        "<!-- given: a checkpoint, a model -->\n```python\nz = y\n```\n"
     )
     assert markdown.links(page) == ["other.md", "a/b.png"]
     assert markdown.blocks(page) == [
         markdown.Block("python", text="x = 1\n", line=4),
         markdown.Block("sh", text="rankwise scan [a](b)\n", line=8, not_run="it needs a cluster"),
         markdown.Block("python", text="y = x\n", line=12, needs=("scipy", "pandas")),
+        markdown.Block("python", text="z = y\n", line=16, given=("a checkpoint", "a model")),
     ]
     page.write_text("```python\nx = 1\n")
     with pytest.raises(ValueError, match=r"page.md:1: this block is never closed"):

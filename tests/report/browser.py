@@ -53,14 +53,17 @@ class Browser:
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
 
-    def open(self, path: Path, *, width: int = 1440, height: int = 1000, dark: bool = False) -> None:
+    def open(self, path: Path, *, width: int = 1440, height: int = 1000, scale: float = 1, dark: bool = False) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.resize(width, height=height, scale=scale)
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": [scheme]})
         # Another address first: a change of the fragment alone would not load the page again.
         self.driver.get("about:blank")
         self.driver.get(path.as_uri())
+
+    def resize(self, width: int, *, height: int = 1000, scale: float = 1) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(script, *arguments)
@@ -121,11 +124,14 @@ class Browser:
     def screenshot(self, name: str) -> Path:
         """The whole page as a picture among the artifacts."""
         width, height = self.run("return [innerWidth, document.documentElement.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": width, "height": min(height, TALLEST_SCREENSHOT), "scale": 1}
-        answer = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         path = artifacts() / f"{name}.png"
-        path.write_bytes(base64.b64decode(answer["data"]))
+        path.write_bytes(self.photograph({"x": 0, "y": 0, "width": width, "height": min(height, TALLEST_SCREENSHOT)}))
         return path
+
+    def photograph(self, clip: dict[str, float]) -> bytes:
+        """A part of the page as a PNG, beyond the window's edges too."""
+        asked = {"captureBeyondViewport": True, "clip": {**clip, "scale": 1}}
+        return base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", asked)["data"])
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from rankwise.report.page import write_page
 from tests.report import records
@@ -245,6 +245,19 @@ def test_dark_narrow_and_wide_windows(browser, pages, name, width, dark):
     )
     assert tallest < 120, "a cell is squeezed until its words break"
     browser.screenshot(name)
+
+
+def test_a_window_that_changes_its_width_is_drawn_anew(browser, pages):
+    browser.open(pages["transformer"])
+    drawn = """
+        return [...document.querySelectorAll("#grid .plot, #spectrum, #scatter")].map((one) => one._fullLayout?.width ?? 0);
+    """
+    before = browser.run(drawn)
+    browser.resize(390)
+    WebDriverWait(browser.driver, 10).until(lambda _: max(browser.run(drawn)) <= 390)
+    assert fits(browser)
+    browser.resize(1440)
+    WebDriverWait(browser.driver, 10).until(lambda _: browser.run(drawn) == before)
 
 
 def test_nothing_moves_after_the_page_is_drawn(browser, pages):

@@ -78,7 +78,7 @@ function captionOf(head, random, change) {
   }
   if (errors.length < head.count) parts.push(`${errors.length} of ${head.count} values are drawn.`);
   if (random && head.scale) {
-    parts.push(`Band: 1 % to 99 % of ${random.draws} random products of this shape at ${change ? "the change's" : "this head's"} scale; dashed: their mean.`);
+    parts.push(`Band: 1\u00a0% to 99\u00a0% of ${random.draws} random products of this shape at ${change ? "the change's" : "this head's"} scale; dashed: their mean.`);
   } else if (!change) parts.push("There is no random null for this spectrum.");
   return parts.join(" ");
 }

@@ -1,0 +1,97 @@
+"""What a documentation page may take as given: checkpoints where its text says they lie, a model, a training loop.
+
+A block names it in a comment right above, `<!-- given: a checkpoint -->`; a reader has one of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Given = Callable[[pytest.FixtureRequest], dict[str, Any]]
+"""Puts files into the working directory, and returns names for the page's namespace."""
+
+
+def _checkpoint(request: pytest.FixtureRequest) -> dict[str, Any]:
+    _link("path/to/checkpoint", request.getfixturevalue("minilm_directory"))
+    return {}
+
+
+def _fine_tune(request: pytest.FixtureRequest) -> dict[str, Any]:
+    stored = request.getfixturevalue("rxnfp_directories")
+    _link("path/to/base", stored["pretrained"])
+    _link("path/to/tuned", stored["ft"])
+    return {}
+
+
+def _link(place: str, target: Path) -> None:
+    link = Path(place)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.exists():
+        link.symlink_to(target)
+
+
+def _model(request: pytest.FixtureRequest) -> dict[str, Any]:
+    transformers = pytest.importorskip("transformers")
+    return {"model": transformers.AutoModel.from_pretrained(request.getfixturevalue("minilm_directory"))}
+
+
+def _training(_: pytest.FixtureRequest) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = GPT(vocabulary=32, n_embd=24, n_head=3, layers=2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    text = (
+        torch.tensor(list(itertools.islice(itertools.cycle(b"to be or not to be, that is the question "), 4000))) % 32
+    )
+
+    def get_batch(_: str) -> tuple[Tensor, Tensor]:
+        start = torch.randint(len(text) - 17, (4, 1)) + torch.arange(17)
+        return text[start[:, :-1]], text[start[:, 1:]]
+
+    return {"model": model, "optimizer": optimizer, "get_batch": get_batch, "max_iters": 101}
+
+
+GIVENS: dict[str, Given] = {
+    "a checkpoint": _checkpoint,
+    "a fine-tune": _fine_tune,
+    "a model": _model,
+    "a training loop": _training,
+}
+
+
+class CausalSelfAttention(nn.Module):
+    """Attention in the form of small GPTs that people train themselves: queries, keys and values in one layer."""
+
+    def __init__(self, *, n_embd: int, n_head: int) -> None:
+        super().__init__()
+        self.n_embd, self.n_head = n_embd, n_head
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        heads = (one.unflatten(-1, (self.n_head, -1)).movedim(-2, -3) for one in self.c_attn(tokens).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.c_proj(mixed.movedim(-3, -2).flatten(-2))
+
+
+class GPT(nn.Module):
+    """A model that returns logits and loss, as a training loop of this kind expects."""
+
+    def __init__(self, *, vocabulary: int, n_embd: int, n_head: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, n_embd)
+        self.h = nn.ModuleList(CausalSelfAttention(n_embd=n_embd, n_head=n_head) for _ in range(layers))
+        self.lm_head = nn.Linear(n_embd, vocabulary)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.embedding(tokens)
+        for attention in self.h:
+            hidden = hidden + attention(hidden)
+        logits = self.lm_head(hidden)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
