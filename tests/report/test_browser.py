@@ -8,7 +8,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from rankwise.report.page import write_page
 from tests.report import records
-from tests.report.browser import Browser, chromium
+from tests.report.browser import Browser
 from tests.report.test_page import HOSTILE, poisoned
 
 pytestmark = pytest.mark.slow
@@ -30,22 +30,6 @@ RECORDS = {
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     return {name: write_page(make(), folder / f"{name}.html") for name, make in RECORDS.items()}
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(window):
-    """The window, and after the test: nothing on the console, and nothing asked of the network."""
-    window.complaints()
-    window.requested()
-    yield window
-    assert window.complaints() == []
-    assert window.requested() <= {"file", "data", "blob", "about"}
 
 
 def fits(browser: Browser) -> bool:
@@ -250,7 +234,8 @@ def test_dark_narrow_and_wide_windows(browser, pages, name, width, dark):
 def test_a_window_that_changes_its_width_is_drawn_anew(browser, pages):
     browser.open(pages["transformer"])
     drawn = """
-        return [...document.querySelectorAll("#grid .plot, #spectrum, #scatter")].map((one) => one._fullLayout?.width ?? 0);
+        const charts = [...document.querySelectorAll("#grid .plot, #spectrum, #scatter")];
+        return charts.map((one) => one._fullLayout?.width ?? 0);
     """
     before = browser.run(drawn)
     browser.resize(390)
