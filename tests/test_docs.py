@@ -83,6 +83,13 @@ def test_links_lead_somewhere(page):
     assert not broken, f"{name(page)} points to {', '.join(broken)}"
 
 
+def test_every_page_is_in_the_index():
+    index = REPOSITORY / "docs/index.md"
+    linked = {(index.parent / target).resolve() for target in markdown.links(index)}
+    missing = [name(page) for page in PAGES if page.is_relative_to(index.parent) and page not in {index, *linked}]
+    assert not missing, f"docs/index.md does not lead to {', '.join(missing)}"
+
+
 def test_every_figure_has_its_command():
     listed = (REPOSITORY / "docs/images/README.md").read_text(encoding="utf-8")
     for figure in sorted((REPOSITORY / "docs/images").iterdir()):
