@@ -4,60 +4,75 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from rankwise.errors import UserError
+
+if TYPE_CHECKING:
+    from rankwise.sites.certify.row import Row
 
 
 def certify(
     *types: str,
     release: bool = False,
-    write: Annotated[Path | None, Parameter()] = None,
-    markdown: Annotated[Path | None, Parameter()] = None,
-    processes: int = 2,
+    write: Path | None = None,
+    markdown: Path | None = None,
+    journal: Path | None = None,
+    processes: Annotated[int, Parameter(validator=Number(gte=1))] = 2,
 ) -> int:
-    """Certify model types on small random models of them, or all that the installed transformers builds.
+    """Prove that attention is read with the right layouts, on small random models of transformers' types.
+
+    A site passes where its formula gives the logits (or the outputs) of the real module, with every parameter random
+    and every size different. The exit code is 1 where a site of a type does not pass.
+
+    With --release every type is tried, with the switches of its configuration turned too: this is how the certificates
+    that ship with Rankwise are made. It takes long, so give it a --journal.
+
+    Examples: rankwise certify llama gemma2 | rankwise certify --release --journal rows.jsonl --markdown certified.md
 
     Parameters
     ----------
     types
-        Model types, as `config.json` names them.
+        Model types, as config.json names them.
     release
-        Certify every type and every variant of its configuration, as for a release.
+        Certify all types, in all variants.
     write
         With --release: write the release certificates to this file.
     markdown
         With --release: write the table to this file, as the documentation keeps it.
+    journal
+        With --release: keep what was found in this file as it comes, and go on from there after an interruption.
     processes
-        How many processes to use.
+        With --release: how many processes to use.
     """
     if bool(types) == release:
         raise UserError("name the model types to certify, or give --release for all of them")
-    if (write or markdown) and not release:
-        raise UserError("--write and --markdown keep the table of all types: give --release with them")
-    if processes < 1:
-        raise UserError(f"--processes is at least 1, got {processes}")
-    return _release(write, markdown, processes) if release else _types(types)
+    if types and (write or markdown or journal):
+        raise UserError("--write, --markdown and --journal keep the table of all types: give --release with them")
+    for file in filter(None, (write, markdown, journal)):
+        if not file.absolute().parent.is_dir():
+            raise UserError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
+    return _release(write, markdown, journal, processes) if release else _types(types)
 
 
 def _types(types: Sequence[str]) -> int:
     from rich.console import Console
 
-    from rankwise.sites.certify.tiny import model_types
+    from rankwise.sites.certify.tiny import known_types
     from rankwise.sites.certify.trial import attempt
 
-    known = set(model_types())
-    if unknown := [each for each in types if each not in known]:
-        raise UserError(f"transformers has no model type '{unknown[0]}': it has {len(known)}, such as bert or llama")
+    known = known_types(types)
     console = Console()
     certified = True
-    for model_type in types:
+    for model_type in known:
         trial = attempt(model_type)
-        console.print(f"[bold]{model_type}[/bold]: {trial.label or trial.reason}")
+        console.print(f"{model_type}: {trial.reason or trial.label}", markup=False, highlight=False)
         if trial.certificates is not None:
             console.print(trial.certificates)
         for parameter, reason in trial.unread.items():
@@ -66,17 +81,47 @@ def _types(types: Sequence[str]) -> int:
     return 0 if certified else 1
 
 
-def _release(write: Path | None, markdown: Path | None, processes: int) -> int:
+def _release(write: Path | None, markdown: Path | None, journal: Path | None, processes: int) -> int:
     from rich.console import Console
 
-    from rankwise.sites.certify.survey import release_table, survey
+    from rankwise.sites.certify.ship import release_table
+    from rankwise.sites.certify.survey import survey
     from rankwise.sites.certify.tables import markdown_table, table
     from rankwise.sites.certify.tiny import model_types
 
-    found = sorted(survey(model_types(), processes=processes), key=lambda row: row.model_type)
+    types = model_types()
+    with _shown(survey(types, processes=processes, journal=journal), len(types)) as coming:
+        found = sorted(coming, key=lambda row: row.model_type)
     Console(width=int(os.environ.get("COLUMNS", "160"))).print(table(found))
     if write is not None:
         write.write_text(json.dumps(release_table(found), indent=1) + "\n", encoding="utf-8")
     if markdown is not None:
         markdown.write_text(markdown_table(found), encoding="utf-8")
     return 0 if any(row.by_value for row in found) else 1
+
+
+@contextmanager
+def _shown(coming: Iterator[Row], types: int) -> Iterator[Iterator[Row]]:
+    """The same rows, with their types counted on stderr as they pass."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("model types"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=types)
+
+        def counted() -> Iterator[Row]:
+            seen: set[str] = set()
+            for row in coming:
+                seen.add(row.model_type)
+                progress.update(task, completed=len(seen))
+                yield row
+
+        yield counted()

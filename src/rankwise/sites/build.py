@@ -189,20 +189,28 @@ def _first(block: AttentionLayout, role: str) -> Weight | None:
 
 
 def _notes(place: Place, kind: Kind, facts: AttentionFacts) -> tuple[str, ...]:
+    sides = "qk" if kind == "qk" else "v"
     notes = list(place.block.notes)
     if facts.rotary is not None:
         notes.append("rotary: the product is a family over offsets; this is the one at offset 0")
     if facts.norm is not None:
         notes.append("queries and keys are normalized: the scale of this product means nothing")
-    if kind == "qk" and (place.block.q_down_norm or place.block.k_down_norm):
+        if any(_has_bias(place, f"{side}_norm") for side in sides):
+            notes.append("their normalization adds a bias behind the product, which is not in it")
+    if any(getattr(place.block, f"{side}_down_norm") for side in sides):
         notes.append(
             "a normalization stands between the latent factors: the product holds up to a scale for each token"
         )
-    if kind == "ov" and place.block.v_down_norm:
-        notes.append(
-            "a normalization stands between the latent factors: the product holds up to a scale for each token"
-        )
+    if any(_has_bias(place, f"{side}_down") for side in sides):
+        notes.append("the latent projection has a bias, which this product leaves out")
+    if facts.model_type is None and place.layout.types:
+        notes.append(f"the configuration names no model type: read as {place.layout.types[0]}")
     return tuple(notes)
+
+
+def _has_bias(place: Place, line: str) -> bool:
+    weight: Weight | None = getattr(place.block, line)
+    return weight is not None and f"{_parameter(place, weight).removesuffix('weight')}bias" in place.shapes
 
 
 def _parameter(place: Place, weight: Weight) -> str:

@@ -1,164 +1,144 @@
-"""Certify every model type of the installed transformers, in processes of their own, and keep what was proved."""
+"""Certify many model types in processes of their own, and keep what was found as it comes."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from queue import Queue
+from threading import Thread, Timer
 from typing import Any
 
-from rankwise.errors import require
-from rankwise.sites.certify.reading import switches_read
-from rankwise.sites.certify.release import empty_table, switches
-from rankwise.sites.certify.trial import Trial, attempt
-from rankwise.sites.certify.variants import variants
+from rankwise.errors import UserError, require
+from rankwise.sites.certify.row import Row, as_line
 
-# What a child prints goes line by line; a type that takes its process down costs that type alone.
-_LONGEST_SILENCE = 240
+# A type may need many seconds for one configuration, but it prints a line for each; one that takes its process down, or
+# says nothing for so long, costs itself alone.
+LONGEST_SILENCE = 240
+# Importing transformers takes seconds, so a process does several types; it forgets them with what they leaked.
+TYPES_IN_A_PROCESS = 20
 
 
-@dataclass(frozen=True)
-class Row:
-    """What was found out about one model type under one change of its configuration.
+def survey(
+    types: Sequence[str], *, processes: int = 2, journal: Path | None = None, every_variant: bool = True
+) -> Iterator[Row]:
+    """The rows of many types, as they come.
 
     Arguments:
-        model_type: the type.
-        changes: configuration keys that were set, none for the type's own defaults.
-        sites: how many attention sites were found.
-        passed: how many were certified, `by_value` of them by their logits or outputs.
-        largest_error: the largest relative error of the value proofs that passed.
-        failures: the sites that were not certified, with the reason.
-        unread: how many attention matrices no site covers, and the first reason given.
-        reason: why nothing was tried.
-        signatures: what was proved, by the type that governs it.
-        defaults: the switches of each governing type's configuration, as transformers fills them in.
+        types: model types of transformers.
+        processes: how many to run at once.
+        journal: a file that keeps each row; the types that it holds already are not tried again.
+        every_variant: whether to try the variants of each type's configuration too.
     """
-
-    model_type: str
-    changes: Mapping[str, Any]
-    sites: int = 0
-    passed: int = 0
-    by_value: int = 0
-    largest_error: float = 0.0
-    failures: Mapping[str, str] | None = None
-    unread: int = 0
-    unread_reason: str = ""
-    reason: str = ""
-    signatures: Mapping[str, Sequence[str]] | None = None
-    defaults: Mapping[str, Mapping[str, Any]] | None = None
-
-
-def row_of(trial: Trial) -> Row:
-    """A trial as a record that can be written down."""
-    certificates = trial.certificates
-    if certificates is None:
-        reasons = list(trial.unread.values())
-        return Row(
-            trial.model_type,
-            dict(trial.changes),
-            unread=len(reasons),
-            unread_reason=reasons[0] if reasons else "",
-            reason=trial.reason,
-        )
-    reasons = list(trial.unread.values())
-    return Row(
-        trial.model_type,
-        dict(trial.changes),
-        sites=len(certificates),
-        passed=len(certificates) - len(certificates.failures),
-        by_value=len(trial.proved),
-        largest_error=max((certificates[name].value.error or 0.0 for name in trial.proved), default=0.0),
-        failures=dict(list(certificates.failures.items())[:4]),
-        unread=len(reasons),
-        unread_reason=reasons[0] if reasons else "",
-        signatures={model_type: sorted(marks) for model_type, marks in trial.signatures.items()},
-        defaults=_defaults(trial.config) if not trial.changes else {},
-    )
-
-
-def survey(types: Sequence[str], *, processes: int = 2, chunk: int = 20, every_variant: bool = True) -> Iterator[Row]:
-    """The rows of many types, as they come, from up to `processes` processes at once."""
-    from concurrent.futures import ThreadPoolExecutor, as_completed
-
-    chunks = [types[start : start + chunk] for start in range(0, len(types), chunk)]
-    with ThreadPoolExecutor(processes) as pool:
-        for done in as_completed(pool.submit(_chunk, part, every_variant) for part in chunks):
-            yield from done.result()
-
-
-def rows(model_type: str, *, every_variant: bool = True) -> Iterator[Row]:
-    """The row of a type's own configuration, and where that has a certified site, those of its variants.
-
-    What failed with some switches turned is not tried again with these and others.
-    """
-    failed: list[Mapping[str, Any]] = []
-    for changes in variants(model_type):
-        if any(less.items() <= changes.items() for less in failed):
+    done: dict[str, list[Row]] = {}
+    if journal is not None:
+        done = _read(journal)
+        yield from (row for model_type in types for row in done.get(model_type, ()))
+    left = [each for each in types if each not in done]
+    found: Queue[list[Row] | Exception | None] = Queue()
+    for start in range(processes):
+        # Daemons: an interrupted run ends at once, and its journal holds what was done.
+        Thread(target=_work, args=(left[start::processes], found, every_variant), daemon=True).start()
+    working = processes
+    while working:
+        members = found.get()
+        if isinstance(members, Exception):
+            raise members
+        if members is None:
+            working -= 1
             continue
-        with empty_table():
-            row = row_of(attempt(model_type, changes, seconds=60 if not changes else 20))
-        yield row
-        if not changes and (not row.by_value or not every_variant):
+        if journal is not None:
+            with journal.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{as_line(row)}\n" for row in members))
+        yield from members
+
+
+def _work(types: Sequence[str], found: Queue[list[Row] | Exception | None], every_variant: bool) -> None:
+    """Put the rows of one type after the other, and None behind the last."""
+    try:
+        left = list(types)
+        while left:
+            for members in _process(left[:TYPES_IN_A_PROCESS], every_variant):
+                found.put(members)
+                left.remove(members[0].model_type)
+        found.put(None)
+    except Exception as error:
+        found.put(error)
+
+
+def _process(types: Sequence[str], every_variant: bool) -> Iterator[list[Row]]:
+    """The rows of each type from one process; where it ends before its time, the last is the type that ended it."""
+    command = [sys.executable, "-W", "ignore", "-m", "rankwise.sites.certify", "--rows", *types]
+    if not every_variant:
+        command.append("--own")
+    waiting = list(types)
+    members: list[Row] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors: list[str] = []
+        reader = Thread(target=lambda lines: errors.extend(lines), args=(process.stderr,))
+        reader.start()
+        for line in _until_silent(process):
+            if line.startswith('{"model_type"'):
+                members.append(Row(**json.loads(line)))
+            elif line.startswith("done "):
+                yield members
+                waiting.remove(line.split()[1])
+                members = []
+        code = process.wait()
+        reader.join()
+    if waiting:
+        words = [line.strip() for line in errors if line.strip()][-1:] or [f"exit code {code}"]
+        yield [*members, Row(waiting[0], {}, reason=f"its process ended: {words[0][:200]}")]
+
+
+def _until_silent(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    while True:
+        watch = Timer(LONGEST_SILENCE, process.kill)
+        watch.start()
+        try:
+            line = process.stdout.readline()
+        finally:
+            watch.cancel()
+        if not line:
             return
-        if changes and not row.by_value:
-            failed.append(changes)
+        yield line
 
 
-def release_table(found: Iterable[Row]) -> dict[str, Any]:
-    """The release certificates: for each governing type its switches and the signatures that were proved."""
-    transformers, torch = require("transformers", extra="hf"), require("torch", extra="hf")
-    defaults: dict[str, Mapping[str, Any]] = {}
-    proved: dict[str, set[str]] = {}
-    for row in found:
-        for model_type, facts in (row.defaults or {}).items():
-            # Inside another model a type may have other defaults: its own run says which are its own.
-            if model_type == row.model_type or model_type not in defaults:
-                defaults[model_type] = facts
-        for model_type, marks in (row.signatures or {}).items():
-            proved.setdefault(model_type, set()).update(marks)
-    types = {name: _entry(name, defaults.get(name, {}), proved[name]) for name in sorted(proved)}
-    return {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0], "types": types}
-
-
-def _entry(model_type: str, defaults: Mapping[str, Any], proved: Iterable[str]) -> dict[str, Any]:
-    reads = [key for key in switches_read(model_type) if key not in defaults]
-    return {"defaults": dict(sorted(defaults.items())), "reads": reads, "proved": sorted(proved)}
-
-
-def _chunk(types: Sequence[str], every_variant: bool) -> list[Row]:
-    found: list[Row] = []
-    left = list(types)
-    while left:
-        command = [sys.executable, "-W", "ignore", "-m", "rankwise.sites.certify", "--rows", *left]
-        if not every_variant:
-            command.append("--own")
-        process = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LONGEST_SILENCE * len(left), check=False
+def _read(journal: Path) -> dict[str, list[Row]]:
+    """The rows of a journal by type; a new one starts with what they depend on."""
+    basis = {"basis": _basis()}
+    if not journal.exists():
+        journal.write_text(json.dumps(basis) + "\n", encoding="utf-8")
+        return {}
+    first, *lines = journal.read_text(encoding="utf-8").splitlines()
+    if first != json.dumps(basis):
+        raise UserError(
+            f"{journal} was made by another state of the code or other versions: delete it, or give another file"
         )
-        lines = [line for line in process.stdout.splitlines() if line.startswith('{"model_type"')]
-        new = [Row(**json.loads(line)) for line in lines]
-        found += new
-        done = {row.model_type for row in new}
-        if process.returncode == 0:
-            return found
-        broken = next((each for each in left if each not in done), left[-1])
-        words = process.stderr.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
-        found.append(Row(broken, {}, reason=f"its process ended: {words[0][:200]}"))
-        left = left[left.index(broken) + 1 :]
-    return found
+    done: dict[str, list[Row]] = {}
+    row: Row | None = None
+    try:
+        for line in lines:
+            row = Row(**json.loads(line))
+            done.setdefault(row.model_type, []).append(row)
+    except json.JSONDecodeError:  # the run was killed while it wrote the rows of this type
+        done.pop(row.model_type if row is not None else "", None)
+        kept = [as_line(row) for members in done.values() for row in members]
+        journal.write_text("\n".join([first, *kept]) + "\n", encoding="utf-8")
+    return done
 
 
-def _defaults(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The switches of a configuration and of those nested in it, by model type."""
-    found = {config["model_type"]: switches(config)} if config.get("model_type") else {}
-    for value in config.values():
-        if isinstance(value, Mapping):
-            found |= {name: facts for name, facts in _defaults(value).items() if name not in found}
-    return found
-
-
-def as_line(row: Row) -> str:
-    """One row as one line of JSON."""
-    return json.dumps(asdict(row), default=str)
+def _basis() -> dict[str, Any]:
+    """What rows depend on: the versions, the layouts, and the code that reads and proves them."""
+    room = Path(str(files("rankwise.sites")))
+    pages = sorted([*room.glob("layouts/*.toml"), *room.glob("*.py"), *room.glob("certify/*.py")])
+    digest = hashlib.sha256(b"".join(page.read_bytes() for page in pages))
+    versions = {name: require(name, extra="hf").__version__ for name in ("transformers", "torch")}
+    return {**versions, "sites": digest.hexdigest()[:16]}

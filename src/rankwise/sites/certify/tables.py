@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rankwise.errors import require
-from rankwise.sites.certify.survey import Row
+from rankwise.sites.certify.row import Row
 
 if TYPE_CHECKING:
     from rich.table import Table

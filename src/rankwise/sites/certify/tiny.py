@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from rankwise.errors import UserError, require
 from rankwise.sites.certify.peculiar import PECULIAR
 from rankwise.sites.certify.reading import homes
+from rankwise.text import printable
 
 HEADS, GROUPS, HEAD_SIZE, LAYERS, WORDS = 6, 2, 8, 2, 99
 _MOST_PARAMETERS = 30_000_000
@@ -105,6 +107,16 @@ def model_types() -> list[str]:
     """Every model type that the installed transformers can build from a configuration alone."""
     transformers = require("transformers", extra="hf")
     return sorted(transformers.CONFIG_MAPPING.keys())
+
+
+def known_types(types: Sequence[str]) -> list[str]:
+    """The types, all of which transformers must have."""
+    known = model_types()
+    for unknown in (each for each in types if each not in known):
+        near = difflib.get_close_matches(unknown, known, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f": it has {len(known)}, such as bert and llama"
+        raise UserError(f"transformers has no model type '{printable(unknown)}'{hint}")
+    return list(types)
 
 
 def tiny_models(
