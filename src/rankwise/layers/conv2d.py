@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rankwise.errors import UserError
 from rankwise.layers.base import Execution, FactorizedLayer, Step
-from rankwise.layers.cost import forming_cost, one_step_is_cheaper
+from rankwise.layers.cost import Work, forming_cost, one_step_is_cheaper
 from rankwise.layers.initialization import Init
 from rankwise.layers.kernel_matrix import Form, KernelShape, kernel_to_matrix, matrix_shape, matrix_to_kernel
 
@@ -174,11 +174,15 @@ class FactorizedConv2d(FactorizedLayer):
         high = _steps(input.shape[-2] + top + bottom, 0, self._whole)
         broad = _steps(input.shape[-1] + left + right, 1, self._whole)
         images = input.numel() // (self.in_channels * input.shape[-2] * input.shape[-1])
-        # For each row of the output, the first convolution makes as many rows as the last one skips over.
-        rows_made = self._last.stride[0]
+        # For each pixel of the output, the window moves over some of the input, and the first of two convolutions makes
+        # as many rows as the second one skips over.
+        read, made = self.in_channels * self.stride[0] * self.stride[1], self._last.stride[0] * self.rank
         one_step = one_step_is_cheaper(
-            step_by_step=rows_made * self.rank * (columns + self.depth * self.rank) + self.rank * rows,
-            at_once=rows * columns,
+            step_by_step=Work(
+                made * (columns + self.depth * self.rank) + self.rank * rows,
+                moved=read + 2 * (self.depth + 1) * made + self.out_channels,
+            ),
+            at_once=Work(rows * columns, moved=read + self.out_channels),
             forming=forming_cost(rows, columns, self.rank, self.depth),
             positions=images * high * broad,
         )

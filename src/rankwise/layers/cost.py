@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
+# What it costs to move a number to memory and back, in multiplications. Between the factors stand activations that the
+# dense layer has not, and in a convolution of few channels they decide. Measured by benchmarks/layers.py.
+MOVING = 100
 
-def one_step_is_cheaper(*, step_by_step: int, at_once: int, forming: int, positions: int) -> bool:
-    """Whether forming the weight and applying it takes fewer multiplications than applying the factors in turn.
 
-    Forward and backward cost the same on either side, two products of the same sizes for each product of the forward
-    pass, so the forward pass decides: `positions * at_once + forming < positions * step_by_step`.
+class Work(NamedTuple):
+    """What one position of the output takes: a token, or a pixel.
 
     Arguments:
-        step_by_step: multiplications for each position, through the factors.
-        at_once: the same through the dense weight.
+        multiplications: of weights with activations.
+        moved: activations that are read or written.
+    """
+
+    multiplications: int
+    moved: int
+
+    @property
+    def cost(self) -> int:
+        """In multiplications."""
+        return self.multiplications + MOVING * self.moved
+
+
+def one_step_is_cheaper(*, step_by_step: Work, at_once: Work, forming: int, positions: int) -> bool:
+    """Whether forming the weight and applying it costs less than applying the factors in turn.
+
+    `positions * at_once + forming < positions * step_by_step`. For each product of the forward pass the backward pass
+    has two of the same sizes, on either side, so the forward pass decides for both.
+
+    Arguments:
+        step_by_step: through the factors.
+        at_once: through the dense weight.
         forming: multiplications that form the weight from its factors.
-        positions: how many positions the input has: tokens, or pixels of the output.
+        positions: how many positions the output has.
     """
     # An exported graph serves every batch size, so it cannot ask for one: there the cost of forming is shared by many.
     if torch.compiler.is_exporting():
-        return at_once < step_by_step
-    return positions * at_once + forming < positions * step_by_step
+        return at_once.cost < step_by_step.cost
+    return positions * at_once.cost + forming < positions * step_by_step.cost
 
 
 def forming_cost(rows: int, columns: int, rank: int, inner: int) -> int:

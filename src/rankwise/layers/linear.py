@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankwise.layers.base import Execution, FactorizedLayer, Step
-from rankwise.layers.cost import forming_cost, one_step_is_cheaper
+from rankwise.layers.cost import Work, forming_cost, one_step_is_cheaper
 from rankwise.layers.initialization import Init
 
 if TYPE_CHECKING:
@@ -98,11 +98,13 @@ class FactorizedLinear(FactorizedLayer):
         return layer._settle(dense)
 
     def execution_at(self, input: Tensor) -> Step:
-        rows, columns = self.out_features, self.in_features
+        rows, columns, rank = self.out_features, self.in_features, self.rank
         one_step = one_step_is_cheaper(
-            step_by_step=self.rank * (rows + columns) + self.depth * self.rank**2,
-            at_once=rows * columns,
-            forming=forming_cost(rows, columns, self.rank, self.depth),
+            step_by_step=Work(
+                rank * (rows + columns) + self.depth * rank**2, moved=rows + columns + 2 * (self.depth + 1) * rank
+            ),
+            at_once=Work(rows * columns, moved=rows + columns),
+            forming=forming_cost(rows, columns, rank, self.depth),
             positions=input.numel() // columns,
         )
         return "one-step" if one_step else "two-step"
