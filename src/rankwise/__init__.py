@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankwise.decay.frobenius import FrobeniusDecay as FrobeniusDecay
     from rankwise.layers.conv2d import FactorizedConv2d as FactorizedConv2d
     from rankwise.layers.embedding import FactorizedEmbedding as FactorizedEmbedding
     from rankwise.layers.initialization import Spectral as Spectral
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 # Each module with the public names that live in it. They are imported at first use, so that the command line can answer
 # `--help` at once and nobody pays for a room that they never enter; the block above tells type checkers the same.
 _MODULES = {
+    "rankwise.decay.frobenius": ("FrobeniusDecay",),
     "rankwise.layers.conv2d": ("FactorizedConv2d",),
     "rankwise.layers.embedding": ("FactorizedEmbedding",),
     "rankwise.layers.initialization": ("Spectral",),
