@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rankwise.layers.embedding import FactorizedEmbedding as FactorizedEmbedding
     from rankwise.layers.initialization import Spectral as Spectral
     from rankwise.layers.linear import FactorizedLinear as FactorizedLinear
+    from rankwise.layers.rebalance import balance_ as balance_
+    from rankwise.layers.rebalanced import Rebalanced as Rebalanced
     from rankwise.product.balance import Balance as Balance
     from rankwise.product.balance import balance as balance
     from rankwise.product.bucket import spectra as spectra
@@ -66,6 +68,8 @@ _MODULES = {
     "rankwise.layers.embedding": ("FactorizedEmbedding",),
     "rankwise.layers.initialization": ("Spectral",),
     "rankwise.layers.linear": ("FactorizedLinear",),
+    "rankwise.layers.rebalance": ("balance_",),
+    "rankwise.layers.rebalanced": ("Rebalanced",),
     "rankwise.product.balance": ("Balance", "balance"),
     "rankwise.product.bucket": ("spectra",),
     "rankwise.product.catalogue": ("MEASURES", "Measured", "measure"),
