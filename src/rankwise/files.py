@@ -57,10 +57,17 @@ def _check_folder(place: Path) -> None:
         raise UserError(f"{printable(place)}: the folder {folder} does not exist: create it, or give another path")
 
 
-def _mode(place: Path) -> int:
-    """The permissions of the file that is replaced, or those that a new file gets here: a temporary one has fewer."""
-    if place.exists():
-        return place.stat().st_mode & 0o777
+def usual_mode(most: int = 0o666) -> int:
+    """The permissions that a new file gets here: a temporary one has fewer.
+
+    >>> usual_mode() & 0o111
+    0
+    """
     mask = os.umask(0)
     os.umask(mask)
-    return 0o666 & ~mask
+    return most & ~mask
+
+
+def _mode(place: Path) -> int:
+    """The permissions of the file that is replaced, or those of a new one."""
+    return place.stat().st_mode & 0o777 if place.exists() else usual_mode()

@@ -9,8 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import rankwise as rw
 from rankwise.errors import UserError
-from rankwise.scans.scan import Scan
-from rankwise.sites.site import Site
+from rankwise.scans.scan import Progress, Scan
 
 Heads = dict[tuple[str, int], list[float]]
 
@@ -134,34 +133,61 @@ def without_time(record: dict) -> dict:
     return {key: value for key, value in record.items() if key != "created"}
 
 
-def test_stopped_and_resumed_is_the_same_as_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where journals lie during a test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = small(tmp_path / "model")
-    whole = rw.scan(folder).record
+    return tmp_path / "cache"
 
-    def stop(site: Site, read: int, total: int) -> None:
-        if site.name == "layers.1.ov":
+
+def stop_at(wanted: str) -> Progress:
+    def stop(name: str, read: int, total: int) -> None:
+        if name == wanted:
             raise KeyboardInterrupt
 
+    return stop
+
+
+def test_stopped_and_resumed_is_the_same_as_in_one_go(tmp_path: Path, cache: Path) -> None:
+    folder = small(tmp_path / "model")
+    whole = rw.scan(folder).record
     first = rw.scan(folder)
-    with pytest.raises(KeyboardInterrupt):
-        first.run(journal=True, progress=stop)
+    with first.journal() as journal, pytest.raises(KeyboardInterrupt):
+        first.run(journal=journal, progress=stop_at("layers.1.ov"))
     assert first.record["complete"] is False
     assert [site["name"] for site in first.record["sites"]] == ["layers.0.qk", "layers.0.ov", "layers.1.qk"]
-    seen: list[str] = []
-    second = rw.scan(folder).run(resume=True, progress=lambda site, read, total: seen.append(site.name))
-    assert seen[0] == "layers.1.ov"
-    assert without_time(second) == without_time(whole)
-    assert list((tmp_path / "cache").rglob("*.jsonl")) == []
+    seen: list[tuple[str, int, int]] = []
+    second = rw.scan(folder)
+    with second.journal(resume=True) as journal:
+        assert journal.resumed == 3
+        record = second.run(journal=journal, progress=lambda *step: seen.append(step))
+        journal.discard()
+    names, read, totals = zip(*seen, strict=True)
+    assert names[0] == "layers.1.ov"
+    # What was found before is not counted again.
+    assert read[0] == 0
+    assert list(read) == sorted(read)
+    assert read[-1] < totals[-1] == totals[0] < sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    assert without_time(record) == without_time(whole)
+    assert list(cache.rglob("*.jsonl")) == []
 
 
-def test_another_checkpoint_at_the_same_path_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_another_checkpoint_at_the_same_path_is_not_resumed(tmp_path: Path, cache: Path) -> None:
     folder = small(tmp_path / "model")
-    one = rw.scan(folder).fingerprint
+    first = rw.scan(folder)
+    with first.journal() as journal, pytest.raises(KeyboardInterrupt):
+        first.run(journal=journal, progress=stop_at("layers.1.ov"))
     tensors = load_file(folder / "model.safetensors")
     save_file({name: tensor * 2 for name, tensor in tensors.items()}, folder / "model.safetensors")
-    assert rw.scan(folder).fingerprint != one
+    with pytest.raises(UserError, match="has changed since its scan was interrupted"):
+        rw.scan(folder).journal(resume=True)
+    with rw.scan(folder).journal() as journal:
+        assert journal.done == {}
+
+
+def test_a_model_in_memory_has_no_journal() -> None:
+    with pytest.raises(UserError, match="only a scan of checkpoints can be resumed"):
+        rw.scan(torch.nn.Linear(3, 3)).journal()
 
 
 def test_a_broken_site_is_marked_and_the_scan_goes_on(tmp_path: Path) -> None:
@@ -225,7 +251,7 @@ def test_saves_whole_and_shows_itself(tmp_path: Path) -> None:
     path = opened.save(tmp_path / "scan.json")
     assert json.loads(path.read_text())["format"] == "rankwise-scan"
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="nowhere does not exist"):
         opened.save(tmp_path / "nowhere" / "scan.json")
 
 

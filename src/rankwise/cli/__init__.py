@@ -6,6 +6,7 @@ user; 141 whoever read the output went away.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -20,6 +21,8 @@ from rankwise.text import printable
 
 LONGEST_MESSAGE = 2000
 READER_GONE = 141
+# A disk that is full, or that takes no more from this user.
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NEWS = "this is a bug in Rankwise: please report it, with the lines above and what `rankwise doctor` says"
 
 
@@ -38,27 +41,35 @@ COMMANDS = (
     Command("extract-lora", "rankwise.cli.extract:extract_lora", "Write a fine-tune as a PEFT adapter."),
     Command("demo", "rankwise.cli.demo:demo", "Scan a small pretrained transformer and open its page."),
     Command(
-        "certify", "rankwise.cli.certify:certify", "Prove layouts on the real modules of transformers' model types."
+        "certify",
+        "rankwise.cli.certify:certify",
+        "Prove that attention is read with the right layouts, on small random models of transformers' types.",
     ),
     Command("bench", "rankwise.cli.bench:bench", "Measure the speed and the errors of spectra on this machine."),
     Command("doctor", "rankwise.cli.doctor:doctor", "Say what is installed here and what it enables."),
 )
 
 
-def build_app() -> App:
-    """The command line as an application; building it imports no command, and so no torch."""
+def build_app(words: Sequence[str] = ()) -> App:
+    """The command line as an application; building it imports no command, and so no torch.
+
+    Arguments:
+        words: what it will be called with. The command that they name explains itself in full; of the others the list
+            of commands shows a line.
+    """
+    named = next(iter(words), None)
     app = App(
         name="rankwise",
         help="See, steer and explain the rank of every weight product inside a neural network.",
         version=lambda: version("rankwise"),
         help_format="plaintext",
-        # A switch is off unless named: `--json` needs no `--no-json` beside it.
-        default_parameter=Parameter(negative=()),
+        # A switch is off unless named: `--json` needs no `--no-json` beside it, nor that it is off by default.
+        default_parameter=Parameter(negative=(), show_default=_shown_default),
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
     for command in COMMANDS:
-        app.command(command.function, name=command.name, help=command.help)
+        app.command(command.function, name=command.name, help=None if command.name == named else command.help)
     return app
 
 
@@ -70,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = build_app()(words, exit_on_error=False, print_error=False)
+        code = build_app(words)(words, exit_on_error=False, print_error=False)
         # A reader that has gone away is noticed when the buffer is written: do that here and not at exit.
         sys.stdout.flush()
     except CycloptsError as error:
@@ -80,18 +91,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("stopped", code=130)
     except BrokenPipeError:
-        # Python flushes stdout once more at exit, and would complain then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()
         return READER_GONE
     except SystemExit as stop:
         # So rich ends the process when it writes to a reader that has gone away.
         if isinstance(stop.__context__, BrokenPipeError):
             return READER_GONE
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            _abandon_stdout()
+            return _complain(f"cannot write the output: {error.strerror}", code=2)
         traceback.print_exc()
         return _complain(NEWS, code=1)
     return code if isinstance(code, int) else 0
+
+
+def _abandon_stdout() -> None:
+    """Let what is left in the buffer go nowhere: Python flushes stdout once more at exit, and would complain then."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _shown_default(value: object) -> str | None:
+    """A default as the help shows it: not where it is off or empty."""
+    return None if value in (None, False, ()) else str(value)
 
 
 def _one_line(error: Exception) -> str:

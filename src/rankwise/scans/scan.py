@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from rankwise.errors import UserError
-from rankwise.product.catalogue import MEASURES
+from rankwise.errors import CheckpointError, UserError
+from rankwise.files import write_whole
 from rankwise.scans.assess import assess
 from rankwise.scans.findings import findings
 from rankwise.scans.held import Held
-from rankwise.scans.journal import Journal, fingerprint
+from rankwise.scans.journal import Journal, Subject, digest
+from rankwise.scans.record import heading, unread_record
 from rankwise.scans.select import Selection
-from rankwise.scans.settings import WITH_SPECTRA, Settings
+from rankwise.scans.settings import WITH_SPECTRA, Settings, parse_kinds
 from rankwise.sites.checkpoints import Checkpoint, open_checkpoint
 from rankwise.sites.find import find
 from rankwise.sites.site import Site
@@ -32,10 +35,25 @@ if TYPE_CHECKING:
     import pandas
     from rich.console import RenderableType
 
-FORMAT, VERSION = "rankwise-scan", 1
+Progress = Callable[[str, int, int], None]
+"""Called before each step with the name of what is computed, what has been read so far, and what there is in all."""
 
-Progress = Callable[[Site, int, int], None]
-"""Called before each site with the bytes read so far and the bytes in all."""
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A part of a scan that is computed, kept and resumed as one.
+
+    Arguments:
+        key: under which its record is kept.
+        name: what it is, for people.
+        cost: the bytes that it reads.
+        compute: its record.
+    """
+
+    key: str
+    name: str
+    cost: int
+    compute: Callable[[], dict[str, Any]]
 
 
 class Scan:
@@ -49,6 +67,8 @@ class Scan:
         config: the model's configuration, if it is known.
         notes: what was decided while opening.
     """
+
+    base: str | None = None
 
     def __init__(
         self,
@@ -76,48 +96,68 @@ class Scan:
     @property
     def record(self) -> dict[str, Any]:
         """Everything the scan found, as docs/scan-format.md describes it; computed on first use."""
-        if self._record is None:
-            self.run()
-        assert self._record is not None
-        return self._record
+        return self._record if self._record is not None else self.run()
 
     @property
     def findings(self) -> list[dict[str, Any]]:
         """What stands out, most telling first."""
         return self.record["findings"]
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A name for this scan, by which an interrupted one is found again."""
-        entries = getattr(self._tensors, "entries", {})
-        stored = [(name, entry.shape, entry.dtype, entry.file) for name, entry in entries.items()]
-        return fingerprint(self.source, _stamp(self.source), stored, self.settings.record(), version("rankwise"))
+    @property
+    def size(self) -> int:
+        """How many parts there are to compute."""
+        return len(self.sites)
 
-    def run(self, *, progress: Progress | None = None, resume: bool = False, journal: bool = False) -> dict[str, Any]:
+    @cached_property
+    def subject(self) -> Subject:
+        """What this scan computes, by which an interrupted one is found again; of checkpoints alone."""
+        opened = self._checkpoints()
+        return Subject(
+            source=_place(self.source),
+            base=None if self.base is None else _place(self.base),
+            contents=digest(
+                [(each.entries, each.stamps, each.config, each.adapter) for each in opened], list(self.sites)
+            ),
+            settings=self.settings.record(),
+            rankwise=version("rankwise"),
+        )
+
+    def journal(self, *, resume: bool = False) -> Journal:
+        """A place on disk that keeps what `run` finds as it finds it.
+
+        Arguments:
+            resume: go on where an interrupted scan of the same checkpoint and settings stopped.
+        """
+        if not self._checkpoints():
+            raise UserError("only a scan of checkpoints can be resumed: nothing tells one model in memory from another")
+        return Journal(self.subject, resume=resume)
+
+    def run(self, *, progress: Progress | None = None, journal: Journal | None = None) -> dict[str, Any]:
         """Compute everything now.
 
         Arguments:
-            progress: called before each site.
-            resume: go on where an interrupted scan of the same checkpoint and settings stopped.
-            journal: keep every site's record on disk as it comes, for a later `resume`.
+            progress: called before each step.
+            journal: keeps every record as it comes; what it holds already is not computed again.
 
         Returns:
             the record. A KeyboardInterrupt leaves a record with `complete` false behind, and is raised again.
         """
-        log = Journal(self.fingerprint, resume=resume) if journal or resume else None
-        records: dict[str, dict[str, Any]] = dict(log.done) if log is not None else {}
+        found: dict[str, dict[str, Any]] = dict(journal.done) if journal is not None else {}
         complete = False
         try:
-            for name, found in self._assessed(records, progress):
-                records[name] = found
-                if log is not None:
-                    log.add(found)
+            with self._reader() as reader:
+                steps = self._steps(reader, found)
+                total, read = sum(step.cost for step in steps), 0
+                for step in steps:
+                    if progress is not None:
+                        progress(step.name, read, total)
+                    found[step.key] = step.compute()
+                    if journal is not None:
+                        journal.add(step.key, found[step.key])
+                    read += step.cost
             complete = True
         finally:
-            if log is not None:
-                log.close(finished=complete)
-            done = [records[site.name] for site in self.sites if site.name in records]
-            self._record = self._whole(done, complete=complete)
+            self._record = self._whole(found, complete=complete)
         return self._record
 
     def assess(self, site: Site, source: Source) -> dict[str, Any]:
@@ -140,8 +180,7 @@ class Scan:
         """Write the scan as one self-contained HTML page."""
         from rankwise.report.page import write_page
 
-        write_page(self.record, path)
-        return Path(path)
+        return write_page(self.record, path)
 
     def save(self, path: str | Path) -> Path:
         """Write the record as JSON, whole or not at all."""
@@ -151,45 +190,59 @@ class Scan:
         return self.table()
 
     def __repr__(self) -> str:
-        return f"Scan({printable(self.source)!r}: {self.sites!r})"
+        return f"{type(self).__name__}({printable(self.source)!r}: {self.sites!r})"
 
-    def _assessed(self, done: Mapping[str, Any], progress: Progress | None):
-        todo = [site for site in self.sites if site.name not in done]
-        held = None
+    def _checkpoints(self) -> list[Checkpoint]:
+        return [self._tensors] if isinstance(self._tensors, Checkpoint) else []
+
+    def _reader(self) -> AbstractContextManager[Any]:
         if isinstance(self._tensors, Checkpoint):
-            held = Held(self._tensors, effective=self.settings.weights == "effective")
-        sizes = [held.bytes_of(site) if held is not None else 1 for site in todo]
-        read = 0
-        try:
-            for position, site in enumerate(todo):
-                if progress is not None:
-                    progress(site, read, sum(sizes))
-                if held is not None:
-                    held.hold(site, todo[position + 1] if position + 1 < len(todo) else None)
-                yield site.name, self.assess(site, held if held is not None else self._tensors)
-                read += sizes[position]
-        finally:
-            if held is not None:
-                held.close()
+            return Held(self._tensors, effective=self.settings.weights == "effective")
+        return nullcontext(self._tensors)
 
-    def _whole(self, sites: list[dict[str, Any]], *, complete: bool) -> dict[str, Any]:
-        record = {
-            "format": FORMAT,
-            "version": VERSION,
-            "rankwise": version("rankwise"),
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "source": self.source,
-            "base": None,
-            "model": _model(self._config),
-            "settings": self.settings.record(),
-            "notes": list(self.notes),
-            "complete": complete,
-            "measures": measure_records(self.settings.measures),
-            "sites": sites,
-            "unread": [
-                {"parameter": each.parameter, "shape": list(each.shape), "reason": each.reason} for each in self.unread
-            ],
-        }
+    def _steps(self, reader: Any, done: Collection[str]) -> list[Step]:
+        """What is left to do; each step fetches what the next one needs while it computes."""
+        todo = [site for site in self.sites if site.name not in done]
+        steps = []
+        for site, following in zip(todo, [*todo[1:], None], strict=False):
+            cost = reader.bytes_of(site) if isinstance(reader, Held) else 1
+            compute = partial(self._of_site, site, following, reader)
+            steps.append(Step(key=site.name, name=site.name, cost=cost, compute=compute))
+        return steps
+
+    def _of_site(self, site: Site, following: Site | None, reader: Any) -> dict[str, Any]:
+        """A site's record, or why it is refused: one that cannot be computed does not end the scan."""
+        if isinstance(reader, Held):
+            reader.hold(site, following)
+        try:
+            return self.assess(site, reader)
+        except CheckpointError:
+            raise
+        except UserError as error:
+            return {"refused": str(error), "parameters": list(site.parameters)}
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"{printable(site.name)} does not fit into the memory of {self.settings.device}: compute on the cpu"
+            ) from None
+
+    def _whole(self, found: Mapping[str, dict[str, Any]], *, complete: bool) -> dict[str, Any]:
+        done = [found[site.name] for site in self.sites if site.name in found]
+        refused = [
+            Unread(parameter, (), each["refused"])
+            for each in done
+            if "refused" in each
+            for parameter in each["parameters"]
+        ]
+        record = heading(
+            self.source,
+            base=self.base,
+            config=self._config,
+            settings=self.settings,
+            notes=self.notes,
+            complete=complete,
+        )
+        record["sites"] = [each for each in done if "refused" not in each]
+        record["unread"] = [unread_record(each) for each in (*self.unread, *refused)]
         return record | {"findings": findings(record)}
 
 
@@ -215,12 +268,10 @@ def scan(
         a `Scan`: `.sites`, `.unread`, `.table()`, `.to_frame()`, `.report("out.html")`.
     """
     settings = settings or Settings()
-    if select is not None or spectra is not None:
-        from dataclasses import replace
-
-        selection = Selection.parse([select]) if select is not None else settings.selection
-        kinds = frozenset(spectra.split(",")) if spectra is not None else settings.spectra
-        settings = replace(settings, selection=selection, spectra=kinds)
+    if select is not None:
+        settings = replace(settings, selection=Selection.parse([select]))
+    if spectra is not None:
+        settings = replace(settings, spectra=parse_kinds(spectra))
     if isinstance(source, str | Path):
         checkpoint = open_checkpoint(source)
         tensors: Any = checkpoint
@@ -244,40 +295,9 @@ def scan(
     )
 
 
-def measure_records(names: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """What each measure is, for whoever reads the record without the library."""
-    chosen = [MEASURES[name] for name in names]
-    return {each.name: {"title": each.title, "formula": each.formula, "meaning": each.meaning} for each in chosen}
-
-
-def write_whole(path: str | Path, text: str) -> Path:
-    """Write a text file so that a reader finds the old one or the whole new one, never a part."""
-    target = Path(path)
-    try:
-        fresh = target.with_name(f".{target.name}.{os.getpid()}")
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(target)
-    except OSError as error:
-        raise UserError(f"cannot write {printable(target)}: {error.strerror}") from None
-    return target
-
-
-def _model(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The configuration's plain entries: enough to say what the sizes came from."""
-    if config is None:
-        return {"type": None, "config": {}}
-    plain = {key: value for key, value in config.items() if isinstance(value, int | float | str | bool)}
-    return {"type": config.get("model_type"), "config": plain}
-
-
-def _stamp(source: str) -> list[tuple[str, int, int]]:
-    """Sizes and times of the files behind a local source."""
-    path = Path(source)
-    try:
-        files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
-        return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
-    except OSError:
-        return []
+def _place(source: str) -> str:
+    """A source as it is the same from wherever it is named."""
+    return source if "://" in source else os.path.abspath(os.path.expanduser(source))
 
 
 __all__ = ["WITH_SPECTRA", "Scan", "scan"]

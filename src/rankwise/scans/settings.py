@@ -13,6 +13,7 @@ from rankwise.product.catalogue import MEASURES, find_measure
 from rankwise.product.spectrum import Method
 from rankwise.scans.select import Selection
 from rankwise.sites.site import Kind
+from rankwise.text import printable
 
 # Of these kinds a scan computes whole spectra unless told otherwise; of the others, norms.
 WITH_SPECTRA = frozenset({"qk", "ov", "lora", "linear", "conv"})
@@ -53,13 +54,18 @@ class Settings:
         for name in self.measures:
             find_measure(name)
         if unknown := sorted(self.spectra - set(get_args(Kind))):
-            raise UserError(f"there is no kind '{unknown[0]}' of site: choose from {', '.join(get_args(Kind))}")
+            raise UserError(
+                f"there is no kind '{printable(unknown[0])}' of site: choose from {', '.join(get_args(Kind))}"
+            )
         if self.device is not None:
             try:
-                torch.empty(0, device=self.device)
-            except (RuntimeError, AssertionError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise UserError(f"cannot compute on device '{self.device}': {reason}") from None
+                # What spectra need most, and not every device has: float64, and values that can be looked at.
+                torch.eye(2, dtype=torch.float64, device=self.device).sum().item()
+            except (RuntimeError, AssertionError, TypeError) as error:
+                reason = printable(str(error).strip().split("\n")[0].split(". ")[0])
+                raise UserError(
+                    f"cannot compute on device '{printable(self.device)}': {reason}; leave it out to compute on the cpu"
+                ) from None
 
     @classmethod
     def from_words(
@@ -75,12 +81,11 @@ class Settings:
     ) -> Settings:
         """The settings that the words of a command line mean; what is empty keeps its default."""
         names = tuple(name.strip() for word in measures for name in word.split(",") if name.strip())
-        kinds = frozenset(kind.strip() for kind in spectra.split(",")) if spectra is not None else WITH_SPECTRA
         return cls(
             method=cast(Method, method),
             tolerance=tolerance,
             selection=Selection.parse(select),
-            spectra=kinds,
+            spectra=WITH_SPECTRA if spectra is None else parse_kinds(spectra),
             measures=names or tuple(MEASURES),
             weights=cast(Weights, weights),
             device=device,
@@ -98,3 +103,12 @@ class Settings:
             "device": self.device,
             "draws": self.draws,
         }
+
+
+def parse_kinds(text: str) -> frozenset[str]:
+    """The kinds in `qk,ov`; `none` means no kind.
+
+    >>> sorted(parse_kinds("qk, ov")), sorted(parse_kinds("none"))
+    (['ov', 'qk'], [])
+    """
+    return frozenset(kind.strip() for kind in text.split(",") if kind.strip()) - {"none"}

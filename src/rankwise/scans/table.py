@@ -19,7 +19,8 @@ from rankwise.text import printable
 MOST_ROWS = 60
 MOST_EXAMPLES = 4
 MOST_UNREAD = 8
-LEFT = {"site", "matrix", "proved", "in"}
+MOST_MATRICES = 8
+LEFT = {"site", "matrix", "proved", "in, at 95 %", "stands out"}
 
 WORDS = {
     "failed": "their numbers could not be computed",
@@ -28,6 +29,16 @@ WORDS = {
     "spiked": "one direction outweighs all others together",
     "unbalanced": "decay on the factors charges far more than the nuclear norm of the product",
     "random": "random factors could have these spectra",
+    "unchanged": "they are as they were in the base",
+}
+
+METHODS = {
+    "gram32": "Grams in float32",
+    "gram64": "Grams in float64",
+    "qr": "QR",
+    "dense": "dense SVD",
+    "precise": "one-sided Jacobi",
+    "krylov": "norms alone, Krylov",
 }
 
 Columns = tuple[tuple[str, Callable[[Any], str]], ...]
@@ -38,18 +49,36 @@ def scan_table(record: Mapping[str, Any], *, rows: int = MOST_ROWS) -> Renderabl
     products = [site for site in record["sites"] if len(site["widths"]) > 2]
     matrices = [site for site in record["sites"] if len(site["widths"]) == 2]
     parts: list[RenderableType] = []
-    if products:
+    if products and rows:
         heads = sum(len(site["heads"]) for site in products)
-        title = f"{len(products)} sites, {heads} products; mean over heads / null of random factors"
-        parts.append(cells(title, products, PRODUCT_COLUMNS, rows))
-    if matrices:
-        parts.append(cells(f"{len(matrices)} single matrices", matrices, MATRIX_COLUMNS, rows if not products else 8))
+        title = (
+            f"{count(heads, 'product')} of weights at {count(len(products), 'site')}; mean over heads / random factors"
+        )
+        parts += [cells(title, products, PRODUCT_COLUMNS, rows), legend(PRODUCT_LEGEND)]
+    if matrices and rows:
+        most = min(rows, MOST_MATRICES) if products else rows
+        title = f"{count(len(matrices), 'single matrix', 'single matrices')}"
+        parts += [cells(title, matrices, MATRIX_COLUMNS, most)]
     return Group(*parts)
 
 
 def summary(record: Mapping[str, Any]) -> RenderableType:
-    """What stands out, what was not read, and how the numbers were computed."""
-    return Group(*_findings(record), *_unread(record), *_method(record))
+    """What was not read, how the numbers were computed, and at the end, where the eye is, what stands out."""
+    return Group(*unread_lines(record), *method_lines(record), *_findings(record), *interrupted(record))
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """A number of things.
+
+    >>> count(1, "head"), count(2, "head"), count(3, "matrix", "matrices")
+    ('1 head', '2 heads', '3 matrices')
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def legend(text: str) -> RenderableType:
+    """What the columns of a table mean."""
+    return Padding(Text(text, style="dim"), (0, 0, 1, 1))
 
 
 def cells(title: str, entries: Sequence[Any], columns: Columns, rows: int) -> Table:
@@ -78,12 +107,16 @@ def _beside_null(measure: str) -> Callable[[Mapping[str, Any]], str]:
     return cell
 
 
-def _gap(site: Mapping[str, Any]) -> str:
-    """The mean relative gap of the law that holds: of groups, of frequency pairs, or of heads."""
+def law(site: Mapping[str, Any]) -> list[float | None]:
+    """The relative gaps of the law that holds: of groups, of frequency pairs, or of heads."""
     laws = [head.get("pairs") or head.get("balance") for head in site["heads"]]
     if site.get("group") and not site["rotary"]:
         laws = site["group"]
-    own = average((law["relative"] if law else None for law in laws), "{:.1%}")
+    return [each["relative"] if each else None for each in laws]
+
+
+def _gap(site: Mapping[str, Any]) -> str:
+    own = average(law(site), "{:.1%}")
     null = ((site["null"] or {}).get("relative_gap") or [None])[0]
     return own if null is None or site["rotary"] or site.get("group") else f"{own}/{null:.1%}"
 
@@ -133,29 +166,41 @@ MATRIX_COLUMNS: Columns = (
 )
 
 
+PRODUCT_LEGEND = (
+    "heads: how many, and the largest rank each can have. s_1: the largest singular value. gap: by how much the "
+    "half-sum |A|^2/2 + |B|^2/2 that weight decay charges exceeds the nuclear norm of the product (0 where the factors "
+    "are balanced). error: the bound on any singular value, as a share of s_1. proved: whether the layout was."
+)
+
+
 def _findings(record: Mapping[str, Any]) -> Iterator[RenderableType]:
     found = record["findings"]
+    if not any(site["heads"] for site in record["sites"]):
+        yield Text("Nothing was read.", style="bold")
+        return
+    yield Text("")
     if not found:
-        yield Text("Nothing stands out: no head is dead, collapsed, spiked, unbalanced or random.")
+        yield Text("Nothing stands out: no head is dead, collapsed, spiked, unbalanced or random.", style="bold")
         return
     yield Text("What stands out", style="bold")
     kinds = Counter(finding["kind"] for finding in found)
-    for kind, count in kinds.items():
+    for kind, number in kinds.items():
         examples = [finding for finding in found if finding["kind"] == kind][:MOST_EXAMPLES]
         if kind in WORDS:
-            yield Text(f"  {count} {kind}: {WORDS[kind]}", style="bold")
+            yield Text(f"  {number} {kind}: {WORDS[kind]}")
         for finding in examples:
             yield Padding(Text(printable(finding["text"], limit=240)), (0, 0, 0, 4))
-        if count > len(examples):
-            yield Text(f"    … and {count - len(examples)} more (--json and --html hold all)", style="dim")
+        if number > len(examples):
+            yield Text(f"    … and {number - len(examples)} more (--json and --html hold all)", style="dim")
 
 
-def _unread(record: Mapping[str, Any]) -> Iterator[RenderableType]:
+def unread_lines(record: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The parameters that were not read, by reason."""
     unread = record["unread"]
     if not unread:
         yield Text("Unread: nothing; every matrix belongs to a site.")
         return
-    yield Text(f"Unread: {len(unread)} parameters", style="bold")
+    yield Text(f"Unread: {count(len(unread), 'parameter')}", style="bold")
     reasons: dict[str, list[str]] = {}
     for entry in unread:
         reasons.setdefault(entry["reason"], []).append(entry["parameter"])
@@ -167,16 +212,22 @@ def _unread(record: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"  … and {len(reasons) - MOST_UNREAD} more reasons", style="dim")
 
 
-def _method(record: Mapping[str, Any]) -> Iterator[RenderableType]:
-    methods = Counter(head["method"] for site in record["sites"] for head in site["heads"])
+def method_lines(record: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """How the numbers were computed, what of the layouts is proved, and what was decided while reading."""
+    methods = Counter(head["method"] for site in record["sites"] for head in site["heads"] if head["failure"] is None)
     certified = Counter(site["certified"] for site in record["sites"] if site["kind"] in ("qk", "ov"))
     if methods:
-        yield Text("Computed by " + ", ".join(f"{name} ({count})" for name, count in methods.items()), style="dim")
+        counts = ", ".join(f"{METHODS.get(name, name)} ({number})" for name, number in methods.items())
+        yield Text(f"Computed by {counts}", style="dim")
     if certified:
         words = {"here": "proved on this model", "release": "proved in this release", "no": "not proved"}
-        counts = ", ".join(f"{count} {words[key]}" for key, count in certified.items())
+        counts = ", ".join(f"{number} {words[key]}" for key, number in certified.items())
         yield Text(f"Attention layouts: {counts}", style="dim")
     for note in record["notes"]:
         yield Text(f"Note: {printable(note, limit=300)}", style="dim")
+
+
+def interrupted(record: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """A reminder that the record is a part."""
     if not record["complete"]:
-        yield Text("This scan was interrupted: --resume goes on where it stopped.", style="bold")
+        yield Text("This is a part: the work was interrupted, and --resume goes on where it stopped.", style="bold")
