@@ -244,3 +244,29 @@ def test_wrong_arguments_are_said(source, config, message):
 
 def test_an_empty_source_has_no_sites():
     assert len(find({}, config=LLAMA)) == 0
+
+
+def test_tensors_whose_names_differ_by_weight_alone_are_both_sites():
+    sites = find({"h.0.x": (4, 3), "h.0.x.weight": (5, 6), "y.weight": (2, 2)})
+    assert {site.name: site.shape for site in sites} == {
+        "h.0.x.mlp": (4, 3),
+        "h.0.x.weight.mlp": (5, 6),
+        "y.matrix": (2, 2),
+    }
+
+
+def test_numbers_that_no_product_is_made_of_are_unread():
+    tensors = {
+        "a.weight": torch.ones(3, 4),
+        "b.weight": torch.ones(3, 4, dtype=torch.int64),
+        "c.weight": torch.ones(3, 4, dtype=torch.complex64),
+        "d.weight": torch.ones(3, 4).to(torch.float8_e4m3fn),
+        "positions": torch.arange(7),
+    }
+    sites = find(tensors)
+    assert sites.names == ("a.matrix",)
+    assert {each.parameter: each.reason.split()[0] for each in sites.unread} == {
+        "b.weight": "int64",
+        "c.weight": "complex64",
+        "d.weight": "float8_e4m3fn",
+    }

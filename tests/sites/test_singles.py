@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankwise.errors import UserError
 from rankwise.sites.find import find
 from rankwise.sites.singles import adapters, factorized, is_matrix, looks_like_attention, single
 from tests.sites.models import state
@@ -125,6 +126,9 @@ LORA = {
         ({"lora_alpha": 8, "use_rslora": True}, 8 / math.sqrt(2)),
         ({"lora_alpha": 8, "alpha_pattern": {"q_proj": 3}}, 1.5),
         ({"lora_alpha": 8, "alpha_pattern": {"proj": 3}}, 4.0),
+        ({"lora_alpha": 8, "alpha_pattern": {r"layers\.[01]\..*": 5, "q_proj": 3}}, 2.5),
+        ({"lora_alpha": 8, "alpha_pattern": {"(": 5}}, 4.0),
+        ({"lora_alpha": 0}, 0.0),
     ],
 )
 def test_an_adapter_is_the_product_of_its_pair_with_its_scaling(config, scaling):
@@ -134,6 +138,18 @@ def test_an_adapter_is_the_product_of_its_pair_with_its_scaling(config, scaling)
     assert (site.name, site.kind, site.layer, site.shape) == ("layers.0.q_proj.lora", "lora", 0, (12, 10))
     torch.testing.assert_close(site.product(tensors).dense(), up @ down)
     torch.testing.assert_close(site.effective(tensors).dense(), scaling * up @ down)
+
+
+@pytest.mark.parametrize("alpha", ["eight", [8], True, math.nan])
+def test_an_alpha_that_is_no_number_is_said(alpha):
+    with pytest.raises(UserError, match="gives layers.0.q_proj the lora_alpha"):
+        adapters(LORA, {"lora_alpha": alpha})
+
+
+def test_without_a_configuration_the_scaling_is_said_to_be_unknown():
+    [site] = adapters(LORA)
+    assert site.scaling == 1.0
+    assert site.notes == ("no adapter configuration says alpha: the update is taken as B A, not scaled",)
 
 
 def test_a_pair_without_its_partner_is_no_adapter():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from rankwise.sites.roots import Attributes, Root, config_roots, module_roots, o
 from rankwise.sites.singles import adapters, factorized, is_matrix, looks_like_attention, single
 from rankwise.sites.site import Site
 from rankwise.sites.sites import Sites, Unread
-from rankwise.sites.source import shapes_of
+from rankwise.sites.source import not_real, shapes_of
 
 _NUMBER = re.compile(r"\{(\w+)\}")
 _WRAPPERS = {
@@ -265,12 +266,12 @@ def _path_name(path: str) -> tuple[str, int | None, str]:
 
 
 def _distinct(sites: list[Site]) -> list[Site]:
-    """Give sites of the same name the path of their first factor in front, so that every name is said once."""
-    seen: dict[str, int] = {}
-    for site in sites:
-        seen[site.name] = seen.get(site.name, 0) + 1
+    """Give sites of the same name the path of their module in front, or their parameter: every name is said once."""
+    seen = Counter(site.name for site in sites)
     return [
-        site if seen[site.name] == 1 else site.renamed(f"{site.attention.module if site.attention else ''}.{site.kind}")
+        site
+        if seen[site.name] == 1
+        else site.renamed(f"{site.attention.module if site.attention else site.parameters[0]}.{site.kind}")
         for site in sites
     ]
 
@@ -296,5 +297,10 @@ def _adapter_config(source: Any) -> Mapping[str, Any] | None:
 
 
 def _unreadable(source: Any) -> list[Unread]:
-    """What a checkpoint itself could not offer: unknown types, quantized formats."""
-    return [Unread(name, (), reason) for name, reason in getattr(source, "unreadable", {}).items()]
+    """What the source itself could not offer: unknown types, quantized formats, numbers that are not real ones."""
+    unknown = [Unread(name, (), reason) for name, reason in getattr(source, "unreadable", {}).items()]
+    return unknown + [
+        Unread(name, shape, f"{kind} numbers, which no product is made of")
+        for name, (shape, kind) in not_real(source).items()
+        if is_matrix(shape)
+    ]

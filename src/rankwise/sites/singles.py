@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from rankwise.errors import UserError
 from rankwise.sites.factor import Factor
 from rankwise.sites.site import Kind, Site
 
@@ -126,6 +128,9 @@ def adapters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any] | 
         adapter = f".{match['name']}" if match["name"] not in (None, "default") else ""
         base = match["base"].removeprefix("base_model.model.")
         magnitude = [each for each in shapes if each.startswith(f"{match['base']}.lora_magnitude_vector")]
+        notes = ["DoRA: the update also rescales each row by its magnitude vector"] if magnitude else []
+        if not config:
+            notes.append("no adapter configuration says alpha: the update is taken as B A, not scaled")
         sites.append(
             Site(
                 name=f"{base}{adapter}.lora",
@@ -135,17 +140,31 @@ def adapters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any] | 
                 layer=int(layer.group(1)) if layer else None,
                 scaling=_scaling(config, rank, base),
                 layout="LoRA",
-                notes=("DoRA: the update also rescales each row by its magnitude vector",) if magnitude else (),
+                notes=tuple(notes),
             )
         )
     return sites
 
 
 def _scaling(config: Mapping[str, Any] | None, rank: int, base: str) -> float:
+    """What PEFT multiplies the update of a module by."""
     if not config:
         return 1.0
-    alpha = config.get("lora_alpha") or rank
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
-        if base == pattern or base.endswith(f".{pattern}"):
+    patterns = config.get("alpha_pattern")
+    alpha = config.get("lora_alpha")
+    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
+        # PEFT takes the first pattern that the end of the module's name matches.
+        if _matches(pattern, base):
             alpha = value
+            break
+    alpha = rank if alpha is None else alpha
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise UserError(f"the adapter's configuration gives {base} the lora_alpha {alpha!r}: a number was expected")
     return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.match(rf"(.*\.)?({pattern})$", name) is not None
+    except re.error:
+        return False

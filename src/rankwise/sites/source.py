@@ -9,6 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from rankwise.errors import UserError
+from rankwise.product.product import REAL_TYPES
+
+# A shape alone stands for a tensor of real numbers.
+REAL = frozenset({*(str(dtype).removeprefix("torch.") for dtype in REAL_TYPES), "shape"})
 
 
 @runtime_checkable
@@ -37,11 +41,22 @@ def tensor_of(source: Source, name: str, rows: tuple[int, int] | None = None) ->
 
 
 def shapes_of(source: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every floating tensor of a source, without reading it where the source allows that."""
+    """The shape of every tensor of real numbers in a source, without reading it where the source allows that."""
+    return {name: shape for name, (shape, kind) in _described(source).items() if kind in REAL}
+
+
+def not_real(source: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The shape and the type of every tensor whose numbers are whole, complex, or of a type that torch cannot add."""
+    return {name: (shape, kind) for name, (shape, kind) in _described(source).items() if kind not in REAL}
+
+
+def _described(source: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The shape and the type of every tensor; the type of a bare shape is nobody's business."""
     if isinstance(source, nn.Module):
-        return {name: tuple(parameter.shape) for name, parameter in source.named_parameters(remove_duplicate=False)}
+        parameters = source.named_parameters(remove_duplicate=False)
+        return {name: (tuple(parameter.shape), _type_of(parameter)) for name, parameter in parameters}
     if (entries := getattr(source, "entries", None)) is not None:
-        return {name: tuple(entry.shape) for name, entry in entries.items()}
+        return {name: (tuple(entry.shape), entry.dtype) for name, entry in entries.items()}
     if not isinstance(source, Mapping):
         raise UserError(
             f"expected a module, a checkpoint or a mapping of names to tensors, got {type(source).__name__}"
@@ -49,12 +64,16 @@ def shapes_of(source: Any) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for name, value in source.items():
         if isinstance(value, Tensor):
-            shapes[name] = tuple(value.shape)
+            shapes[name] = tuple(value.shape), _type_of(value)
         elif isinstance(value, tuple) and all(isinstance(size, int) for size in value):
-            shapes[name] = value
+            shapes[name] = value, "shape"
         else:
             raise UserError(f"'{name}' is a {type(value).__name__}, not a tensor: give the state dict itself")
     return shapes
+
+
+def _type_of(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _module_tensor(module: nn.Module, name: str) -> Tensor:
