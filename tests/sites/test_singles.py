@@ -142,7 +142,7 @@ def test_an_adapter_is_the_product_of_its_pair_with_its_scaling(config, scaling)
 
 @pytest.mark.parametrize("alpha", ["eight", [8], True, math.nan])
 def test_an_alpha_that_is_no_number_is_said(alpha):
-    with pytest.raises(UserError, match="gives layers.0.q_proj the lora_alpha"):
+    with pytest.raises(UserError, match=r"gives layers\.0\.q_proj the lora_alpha"):
         adapters(LORA, {"lora_alpha": alpha})
 
 
