@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -15,7 +16,7 @@ from rankwise.decay.attachment import Attachment, OrdinaryDecay
 from rankwise.decay.hooks import Scaling
 from rankwise.decay.ordinary import Manner
 from rankwise.decay.products import Collected, LiveProduct, Target, collect
-from rankwise.decay.stacks import Scale, add_gradients, grouped, is_wide
+from rankwise.decay.stacks import PLAIN, Scale, Task, add_gradients, grouped, is_wide
 from rankwise.errors import UserError
 from rankwise.product.multipliers import Multipliers, pulled_back
 from rankwise.product.product import Product
@@ -43,6 +44,8 @@ class Decay(ABC):
 
     accumulate: ClassVar[torch.dtype] = torch.float32
     """The least type in which Grams are accumulated."""
+    from_grams: ClassVar[bool] = True
+    """Whether `multipliers` says it all; if not, `gradients_of` is asked for each product."""
 
     def __init__(
         self,
@@ -64,28 +67,28 @@ class Decay(ABC):
         self._stacked_for: object = None
 
     @abstractmethod
-    def multipliers(self, first: Tensor, inner: Sequence[Tensor], last: Tensor, scales: Sequence[Scale]) -> Multipliers:
+    def multipliers(self, first: Tensor, inner: Sequence[Tensor], last: Tensor, task: Task) -> Multipliers:
         """The gradient of the penalty from the Grams of the outer factors and the inner factors; a batch of products.
 
         Arguments:
             first, last: `A^T A` of the first factor and `B B^T` of the last one.
             inner: the factors between them.
-            scales: what each factor's gradient will be multiplied by; only methods that are no gradients need to know.
+            task: what the gradients are for; only methods that are no gradients, or differ by site, need to know.
         """
 
     @abstractmethod
     def value(self, product: Product) -> Tensor:
         """The penalty of every matrix of a stack, without its coefficient."""
 
-    def matrix_gradient(self, matrix: Tensor, scales: Sequence[Scale]) -> Tensor:
+    def matrix_gradient(self, matrix: Tensor, task: Task) -> Tensor:
         """The gradient by a matrix itself, for products of one factor and where forming the matrix is cheaper."""
         wide = matrix.to(torch.promote_types(matrix.dtype, self.accumulate))
         tall = wide if wide.shape[-2] >= wide.shape[-1] else wide.mT
         identity = torch.eye(tall.shape[-1], dtype=wide.dtype, device=wide.device)
-        small = self.multipliers(tall.mT @ tall, (), identity, (*scales, *scales)[:2]).first
+        small = self.multipliers(tall.mT @ tall, (), identity, task).first
         return tall @ small if tall is wide else (tall @ small).mT
 
-    def gradients(self, product: Product, scales: Sequence[Scale] = (1.0,)) -> tuple[Tensor, ...]:
+    def gradients(self, product: Product, task: Task = PLAIN) -> tuple[Tensor, ...]:
         """The gradient of the penalty for every factor of a stack, in float32 or better.
 
         >>> from rankwise.decay.frobenius import FrobeniusDecay
@@ -96,14 +99,26 @@ class Decay(ABC):
         dtype = torch.promote_types(product.dtype, self.accumulate)
         factors = [factor.to(dtype) for factor in product.factors]
         if product.depth == 1:
-            return (self.matrix_gradient(factors[0], scales),)
+            return (self.matrix_gradient(factors[0], task),)
         if is_wide([factor.shape for factor in factors]):
             wide = Product(*factors)
-            return pulled_back(wide, Product(self.matrix_gradient(wide.dense(), scales)))
+            return pulled_back(wide, Product(self.matrix_gradient(wide.dense(), task)))
         left, *inner, right = factors
-        found = self.multipliers(left.mT @ left, inner, right @ right.mT, scales)
+        found = self.multipliers(left.mT @ left, inner, right @ right.mT, task)
         whole = (left @ found.first, *found.inner, found.last @ right)
         return tuple(gradient.sum_to_size(factor.shape) for gradient, factor in zip(whole, factors, strict=True))
+
+    def gradients_of(self, live: LiveProduct, task: Task = PLAIN) -> tuple[Tensor, ...]:
+        """The gradient of the penalty for every factor of one of the decay's own products."""
+        return self.gradients(live.product(), replace(task, site=live.site))
+
+    def value_of(self, live: LiveProduct) -> Tensor:
+        """The penalty of every matrix of one of the decay's own products, without its coefficient."""
+        return self.value(live.product())
+
+    def alike(self, live: LiveProduct) -> Hashable:
+        """What must be equal, besides their shapes, for products to be worked on together."""
+        return ()
 
     # ---- where it acts
 
@@ -115,7 +130,7 @@ class Decay(ABC):
     @torch.no_grad()
     def penalty(self) -> Tensor:
         """The sum of the penalty over all products, without the coefficient: a number to log, with no gradient."""
-        values = [self.value(live.product()).sum().double().cpu() for live in self.products]
+        values = [self.value_of(live).sum().double().cpu() for live in self.products]
         values += [tensorized.value(module).double().cpu() for _, module in self._collected.modules]
         return torch.stack(values).sum()
 
@@ -256,7 +271,11 @@ class Decay(ABC):
         version = None if attachment is None else attachment.version
         state = (version, tuple(each.data_ptr() for live in self.products for each in live.parameters))
         if state != self._stacked_for:
-            self._stacks = grouped(self.products, lambda live: () if attachment is None else attachment.key(live))
+
+            def alike(live: LiveProduct) -> Hashable:
+                return self.alike(live), () if attachment is None else attachment.key(live)
+
+            self._stacks = grouped(self.products, alike)
             self._stacked_for = state
         return self._stacks
 

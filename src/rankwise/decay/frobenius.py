@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rankwise.decay.base import Decay
 from rankwise.decay.products import Collected
-from rankwise.decay.stacks import Scale
+from rankwise.decay.stacks import Task
 from rankwise.product.multipliers import Multipliers, multipliers
 from rankwise.product.penalties import frobenius_penalty
 from rankwise.product.product import Product
@@ -35,10 +35,10 @@ class FrobeniusDecay(Decay):
     0.0
     """
 
-    def multipliers(self, first: Tensor, inner: Sequence[Tensor], last: Tensor, scales: Sequence[Scale]) -> Multipliers:
+    def multipliers(self, first: Tensor, inner: Sequence[Tensor], last: Tensor, task: Task) -> Multipliers:
         return multipliers(first, inner, last, lambda left, right: (left, right))
 
-    def matrix_gradient(self, matrix: Tensor, scales: Sequence[Scale]) -> Tensor:
+    def matrix_gradient(self, matrix: Tensor, task: Task) -> Tensor:
         return matrix
 
     def value(self, product: Product) -> Tensor:

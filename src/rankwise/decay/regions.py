@@ -29,7 +29,7 @@ class RegionDecay:
         self.manner = manner
         self.share = float((coefficients != 0).double().mean())
         self.values = sorted({float(value) for value in coefficients.unique()} - {0.0})
-        self._coefficients = _narrowed(coefficients)
+        self._coefficients = narrowed(coefficients)
 
     def apply(self, rate: float | Tensor, scaling: Scaling) -> None:
         """Decay once, unless the parameter has no gradient: optimizers leave it alone then."""
@@ -51,10 +51,10 @@ class RegionDecay:
             gradient.add_(parameter * coefficients)
 
 
-def _narrowed(coefficients: Tensor) -> Tensor:
+def narrowed(coefficients: Tensor) -> Tensor:
     """The same coefficients with every axis along which they are constant of size one.
 
-    >>> _narrowed(torch.tensor([[1.0, 1.0], [0.0, 0.0]])).shape
+    >>> narrowed(torch.tensor([[1.0, 1.0], [0.0, 0.0]])).shape
     torch.Size([2, 1])
     """
     coefficients = coefficients.detach().float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,9 +16,26 @@ from rankwise.product.product import Product
 
 if TYPE_CHECKING:
     from rankwise.decay.base import Decay
+    from rankwise.sites.site import Site
 
 Scale = float | Tensor
 """A number, or a tensor of one entry that is on the device and never waited for."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What gradients are wanted for.
+
+    Arguments:
+        scales: what each factor's gradient will be multiplied by; for methods that are no gradients but steps.
+        site: where the product is (the first of several alike).
+    """
+
+    scales: Sequence[Scale] = (1.0,)
+    site: Site | None = None
+
+
+PLAIN = Task()
 Target = Callable[[nn.Parameter], Tensor | None]
 
 
@@ -80,7 +98,7 @@ def _pieces(products: Sequence[LiveProduct]) -> list[Sequence[LiveProduct]]:
 def _add(decay: Decay, products: Sequence[LiveProduct], scales: Sequence[Scale], target: Target) -> Tensor:
     views = [live.views() for live in products]
     shapes = [view.shape for view in views[0]]
-    if len(shapes) == 1 or is_wide(shapes) or overlapping(products[0]):
+    if not decay.from_grams or len(shapes) == 1 or is_wide(shapes) or overlapping(products[0]):
         return sum(
             (_add_whole(decay, live, scales, target) for live in products), torch.zeros((), device=views[0][0].device)
         )
@@ -88,7 +106,7 @@ def _add(decay: Decay, products: Sequence[LiveProduct], scales: Sequence[Scale],
     first = _stacked([factors[0].mT for factors in views], dtype)
     last = _stacked([factors[-1] for factors in views], dtype)
     inner = [torch.stack([factors[place].to(dtype) for factors in views]) for place in range(1, len(shapes) - 1)]
-    found = decay.multipliers(first, inner, last, scales)
+    found = decay.multipliers(first, inner, last, Task(scales, products[0].site))
     good = _finite((found.first, *found.inner, found.last), len(products))
     ready = _scaled(found, scales, good, views[0][0].dtype)
     limit = first.numel() + last.numel()
@@ -109,7 +127,7 @@ def _add(decay: Decay, products: Sequence[LiveProduct], scales: Sequence[Scale],
 
 def _add_whole(decay: Decay, live: LiveProduct, scales: Sequence[Scale], target: Target) -> Tensor:
     """One product by its gradients as such: single matrices, wide products, factors that share entries."""
-    gradients = decay.gradients(live.product(), scales)
+    gradients = decay.gradients_of(live, Task(scales, live.site))
     good = torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
     if good.device.type != "cpu" or bool(good):
         for place, (gradient, scale) in enumerate(zip(gradients, scales, strict=True)):

@@ -56,15 +56,11 @@ def multipliers(
     >>> half.first.item(), half.last.item()
     (25.0, 5.0)
     """
-    left_grams, right_grams = [first], [last]
-    for factor in inner:
-        left_grams.append(factor.mT @ left_grams[-1] @ factor)
-    for factor in reversed(inner):
-        right_grams.insert(0, factor @ right_grams[0] @ factor.mT)
+    left_grams, right_grams = junction_grams(first, inner, last)
     widths = [gram.shape[-1] for gram in left_grams]
     place = widths.index(min(widths))
     left, right = left_grams[place], right_grams[place]
-    to_right, to_left = at_junction(_gathered(left, right), _gathered(right, left))
+    to_right, to_left = at_junction(gathered(left, right), gathered(right, left))
     gradients: list[Tensor] = list(inner)
     for position in reversed(range(place)):
         factor = inner[position]
@@ -75,6 +71,18 @@ def multipliers(
         gradients[position] = to_right @ factor @ right_grams[position + 1]
         to_right = factor.mT @ to_right @ factor
     return Multipliers(to_left, tuple(gradients), to_right)
+
+
+def junction_grams(
+    first: Float[Tensor, "*batch r r"], inner: Sequence[Tensor], last: Float[Tensor, "*batch s s"]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """At every junction of a chain the Gram `P^T P` of all that is left of it, and `Q Q^T` of all that is right."""
+    left_grams, right_grams = [first], [last]
+    for factor in inner:
+        left_grams.append(factor.mT @ left_grams[-1] @ factor)
+    for factor in reversed(inner):
+        right_grams.insert(0, factor @ right_grams[0] @ factor.mT)
+    return left_grams, right_grams
 
 
 def pulled_back(product: Product, gradient: Product) -> tuple[Tensor, ...]:
@@ -97,7 +105,7 @@ def pulled_back(product: Product, gradient: Product) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def _gathered(gram: Tensor, other: Tensor) -> Tensor:
+def gathered(gram: Tensor, other: Tensor) -> Tensor:
     """A Gram summed along the batch axes that the other side shares."""
     missing = gram.ndim - other.ndim
     shared = [axis for axis in range(gram.ndim - 2) if axis < missing or other.shape[axis - missing] == 1]
