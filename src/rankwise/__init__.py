@@ -6,11 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankwise import theory as theory
     from rankwise.decay.frobenius import FrobeniusDecay as FrobeniusDecay
+    from rankwise.layers.attention import FactorizedAttention as FactorizedAttention
     from rankwise.layers.conv2d import FactorizedConv2d as FactorizedConv2d
     from rankwise.layers.embedding import FactorizedEmbedding as FactorizedEmbedding
+    from rankwise.layers.head_weights import HeadWeights as HeadWeights
     from rankwise.layers.initialization import Spectral as Spectral
     from rankwise.layers.linear import FactorizedLinear as FactorizedLinear
+    from rankwise.layers.multihead import FactorizedMultiheadAttention as FactorizedMultiheadAttention
     from rankwise.layers.rebalance import balance_ as balance_
     from rankwise.layers.rebalanced import Rebalanced as Rebalanced
     from rankwise.product.balance import Balance as Balance
@@ -64,10 +68,13 @@ if TYPE_CHECKING:
 # `--help` at once and nobody pays for a room that they never enter; the block above tells type checkers the same.
 _MODULES = {
     "rankwise.decay.frobenius": ("FrobeniusDecay",),
+    "rankwise.layers.attention": ("FactorizedAttention",),
     "rankwise.layers.conv2d": ("FactorizedConv2d",),
     "rankwise.layers.embedding": ("FactorizedEmbedding",),
+    "rankwise.layers.head_weights": ("HeadWeights",),
     "rankwise.layers.initialization": ("Spectral",),
     "rankwise.layers.linear": ("FactorizedLinear",),
+    "rankwise.layers.multihead": ("FactorizedMultiheadAttention",),
     "rankwise.layers.rebalance": ("balance_",),
     "rankwise.layers.rebalanced": ("Rebalanced",),
     "rankwise.product.balance": ("Balance", "balance"),
@@ -108,13 +115,17 @@ _MODULES = {
     "rankwise.sites.sites": ("Sites",),
 }
 HOMES = {name: module for module, names in _MODULES.items() for name in names}
+# Rooms that are entered by their own name, `rankwise.theory.flow(...)`, imported at first use as well.
+ROOMS = ("theory",)
 
-__all__ = list(HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*HOMES, *ROOMS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 if not TYPE_CHECKING:  # A type checker would take any name for one of ours.
 
     def __getattr__(name: str) -> Any:
+        if name in ROOMS:
+            return import_module(f"rankwise.{name}")
         if name not in HOMES:
             raise AttributeError(f"rankwise has no {name!r}: its public names are {', '.join(__all__)}")
         value = getattr(import_module(HOMES[name]), name)
