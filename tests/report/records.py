@@ -386,7 +386,13 @@ def difference() -> Json:
     for site in sites:
         site["null"] = None
         for position, head in enumerate(site["heads"]):
-            overlaps = {"left": 0.6, "right": 0.1 * position, "left_chance": 0.125, "right_chance": 0.125}
+            overlaps = {
+                "left": 0.6,
+                "right": 0.1 * position,
+                "error": 1e-9,
+                "left_chance": 0.125,
+                "right_chance": 0.125,
+            }
             head |= {"null_scale": None, "balance": None, "change": {"relative": 0.01 * (position + 1), **overlaps}}
     record = scan(sites, source="models/toy-tuned", base="models/toy-decoder")
     kept = {"90%": 3, "95%": 5, "99%": None}

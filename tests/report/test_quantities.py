@@ -73,7 +73,10 @@ def test_a_diff_has_its_base_to_compare_with_and_chance_as_the_null():
     found = by_key(record)
     site = record["sites"][0]
     head = site["heads"][0]
-    assert found["relative_change"].of(site, head) == (head["change"]["relative"], None)
+    norm, error = head["measures"]["frobenius_norm"]
+    moved = head["change"]["relative"]
+    assert found["relative_change"].of(site, head) == (moved, pytest.approx(moved * error / norm))
+    assert found["left_overlap"].of(site, head) == (head["change"]["left"], head["change"]["error"])
     assert found["left_overlap"].null(site) == (head["change"]["left_chance"], None)
     assert "relative_gap" not in found
 

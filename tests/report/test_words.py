@@ -18,7 +18,7 @@ def test_every_kind_of_finding_is_explained_and_nothing_else():
 
 def test_every_method_is_explained_and_nothing_else():
     # Sites without a spectrum have the method of their norms.
-    assert set(METHODS) == {*get_args(Method), "krylov"} - {"auto"}
+    assert set(METHODS) == {*get_args(Method), "krylov", "sum of squares"} - {"auto"}
     assert set(LADDER) < set(METHODS)
 
 

@@ -102,12 +102,26 @@ def _relative_gap(_: Record, head: Record) -> Pair | None:
     return None if relative is None else (relative, error / half_sum if error is not None and half_sum else None)
 
 
-def _of_change(key: str) -> Callable[[Record, Record], Pair | None]:
-    return lambda _, head: pair((head.get("change") or {}).get(key))
+def _relative_change(_: Record, head: Record) -> Pair | None:
+    relative = finite((head.get("change") or {}).get("relative"))
+    norm = pair(head["measures"].get("frobenius_norm"))
+    if relative is None:
+        return None
+    # The base's norm is a sum of squares: what is uncertain is the change's.
+    return relative, relative * norm[1] / norm[0] if norm and norm[1] is not None and norm[0] > 0 else None
 
 
-def _chance(key: str) -> Callable[[Record], Pair | None]:
-    return lambda site: next((_of_change(key)(site, head) for head in site["heads"]), None)
+def _overlap(side: str) -> Callable[[Record, Record], Pair | None]:
+    def of(_: Record, head: Record) -> Pair | None:
+        change = head.get("change") or {}
+        overlap = finite(change.get(side))
+        return None if overlap is None else (overlap, finite(change.get("error")))
+
+    return of
+
+
+def _chance(side: str) -> Callable[[Record], Pair | None]:
+    return lambda site: next((pair((head.get("change") or {}).get(f"{side}_chance")) for head in site["heads"]), None)
 
 
 def _over_edge(site: Record, head: Record) -> Pair | None:
@@ -164,7 +178,7 @@ DERIVED = (
         formula="|change|_F / |base|_F",
         meaning="How far the product has moved, in units of its size at the base.",
         family=BASE,
-        of=_of_change("relative"),
+        of=_relative_change,
         null=lambda _: None,
     ),
     *(
@@ -174,8 +188,8 @@ DERIVED = (
             formula="|U^T V|_F^2 / k, U and V the leading k directions of the change and of the base",
             meaning="1 when the change stays within the base's leading directions; random is what chance would give.",
             family=BASE,
-            of=_of_change(side),
-            null=_chance(f"{side}_chance"),
+            of=_overlap(side),
+            null=_chance(side),
         )
         for side in ("left", "right")
     ),

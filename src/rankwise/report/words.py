@@ -15,6 +15,7 @@ FINDINGS = {
     "spiked": "one direction far above the random edge holds most of the energy",
     "unbalanced": "weight decay does not act as the nuclear norm here",
     "random": "a spectrum like that of random factors",
+    "unchanged": "the change is zero, or too small to have a rank",
 }
 CERTIFICATES = {
     "here": "proved on this very model: its logits were reproduced, or moves that must not change it did not",
@@ -28,6 +29,7 @@ METHODS = {
     "dense": "the product multiplied out in float64, and its singular values",
     "precise": "pivoted QR and one-sided Jacobi: every value to high relative accuracy",
     "krylov": "norms alone: a sum of squares, and a block Krylov iteration for the largest value",
+    "sum of squares": "the Frobenius norm alone: a sum of squares in float64",
 }
 
 # Folders and files that are called so whatever they hold; the one above tells more.

@@ -84,8 +84,8 @@ function drawExtremes() {
   byId("extremes").replaceChildren(...(ends && ends[0][2] < ends[1][2] ? [told("lowest", ends[0]), told("highest", ends[1])] : []));
 }
 
-/** A dot on a cell says that it stands out; a failure shows by its hatching already. */
-const isMarked = (site, head) => findingsOf(state.view, site, head).some((one) => one.kind !== "failed");
+/** A dot on a cell says that it stands out; what has no spectrum shows by its hatching already. */
+const isMarked = (site, head) => !isFailed(site, head) && findingsOf(state.view, site, head).length > 0;
 
 /** Whether a map has anything to show: single matrices often have norms alone. */
 const isShown = (map) => map.cells.some(([, , site, head]) => isFailed(site, head) || valueOf(site, head) !== null);

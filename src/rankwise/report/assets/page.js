@@ -78,7 +78,7 @@ function showStep(at) {
 
 /** What a reader should see first: a head that is unlike the others, by its finding or else by the lowest colour. */
 function selectFirst() {
-  const told = state.view.findings.find((one) => one.site !== null && !["failed", "random"].includes(one.kind));
+  const told = state.view.findings.find((one) => one.site !== null && !["failed", "random", "unchanged"].includes(one.kind));
   const lowest = DATA.quantities.length ? extremes()?.[0] : null;
   const other = state.view.sites.findIndex((site) => site.heads.length);
   if (told) [state.site, state.head] = [told.site, told.head ?? 0];
