@@ -74,7 +74,7 @@ class Norm:
     `offset + weight`; where `when` does not hold there is none."""
 
     kind: str = "rms"
-    eps: Expression = "rms_norm_eps"
+    eps: Expression = "rms_norm_eps or norm_eps"
     offset: Expression = 0
     over: str = "head"
     after_rotary: bool = False

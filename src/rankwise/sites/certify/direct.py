@@ -39,8 +39,8 @@ def direct_arguments(module: nn.Module, sites: Sequence[Site]) -> dict[str, Any]
             given[name] = _normal(generator, like, *((TOKENS,) if flat else (BATCH, TOKENS)), widths["q"])
         elif name in _OTHER_STREAM and (required or any(_cross(site) for site in sites)):
             given[name] = _normal(generator, like, BATCH, ENCODER_TOKENS, widths["v" if name == "value" else "k"])
-        elif name == "position_embeddings":
-            angles = 6.0 * torch.rand(*((TOKENS,) if flat else (1, TOKENS)), _turning(sites) // 2, generator=generator)
+        elif name == "position_embeddings" and (turning := _turning(sites)):
+            angles = 6.0 * torch.rand(*((TOKENS,) if flat else (1, TOKENS)), turning // 2, generator=generator)
             whole = torch.cat([angles, angles], -1) if not _interleaved(sites) else angles.repeat_interleave(2, -1)
             given[name] = (whole.cos().to(like), whole.sin().to(like))
         elif name == "cu_seqlens":
@@ -74,7 +74,7 @@ def _cross(site: Site) -> bool:
 
 def _turning(sites: Sequence[Site]) -> int:
     sizes = [site.attention.rotary.rotated for site in sites if site.attention and site.attention.rotary]
-    return sizes[0] if sizes else 2
+    return sizes[0] if sizes else 0
 
 
 def _interleaved(sites: Sequence[Site]) -> bool:

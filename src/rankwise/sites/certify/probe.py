@@ -77,7 +77,7 @@ class _Makers:
             "attention_mask": lambda: None,
             "pixel_values": self._pixels,
             "hidden_states": lambda: self._normal(
-                BATCH, TOKENS, self._size("hidden_size", "d_model", "embed_dim", "n_embd")
+                BATCH, TOKENS, self._size("input_dim", "hidden_size", "d_model", "embed_dim", "n_embd")
             ),
             "inputs_embeds": lambda: self._normal(BATCH, TOKENS, self._size("hidden_size", "d_model", "n_embd")),
             "encoder_hidden_states": lambda: self._normal(
@@ -127,7 +127,7 @@ class _Makers:
         return self._normal(BATCH, 1600)
 
     def _features(self) -> Tensor | None:
-        bins = self._size("num_mel_bins", "input_feat_per_channel", "feature_size", "num_mel_bins", "input_dim") or 80
+        bins = self._size("input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size") or 80
         if (length := self._size("max_source_positions")) is not None and hasattr(self.config, "num_mel_bins"):
             return self._normal(BATCH, bins, 2 * length)
         return self._normal(BATCH, 24, bins)

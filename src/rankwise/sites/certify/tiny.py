@@ -6,7 +6,7 @@ import difflib
 import inspect
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from rankwise.sites.certify.reading import homes
 from rankwise.text import printable
 
 HEADS, GROUPS, HEAD_SIZE, LAYERS, WORDS = 6, 2, 8, 2, 99
-_MOST_PARAMETERS = 30_000_000
+_MOST_PARAMETERS = 40_000_000
 
 # The first pattern that fits a key gives its value; keys that none fits keep their default.
 _NAMES: tuple[tuple[str, str], ...] = (
@@ -27,7 +27,8 @@ _NAMES: tuple[tuple[str, str], ...] = (
         "width",
     ),
     (r"(text_|vision_|audio_)?(encoder_|decoder_)?(hidden_size|embed_dim)", "width"),
-    (r"(vision|encoder|cross_attention|mm|language|text|audio|qformer)_hidden_size", "width"),
+    (r"(vision|encoder|cross_attention|mm|language|text|audio|qformer|backbone)_hidden_size", "width"),
+    (r"hidden_size_(global|per_layer_input)", "width"),
     (r"(output_dim|out_hidden_size|hidden_sizes_out)", "width"),
     (r"(num_|n_)?(encoder_|decoder_)?(self_|cross_)?(attention_|attn_)?heads?", "heads"),
     (r"(num_attention_heads|n_head|num_attn_heads|attention_heads)", "heads"),
@@ -40,9 +41,9 @@ _NAMES: tuple[tuple[str, str], ...] = (
         r"((encoder_|decoder_|moe_|shared_expert_|dense_)?(intermediate_size|ffn_dim|ffn_size|mlp_dim)|d_ff|n_inner|d_inner|intermediate_dim)",
         "inner",
     ),
-    (r"(moe_shared_expert_intermediate_size|shared_intermediate_size)", "inner"),
+    (r"(moe_shared_expert_intermediate_size|shared_intermediate_size|(expert_)?ffn_hidden_size)", "inner"),
     (r"(num_|n_)?(encoder_|decoder_|hidden_|text_|transformer_)?(layers?|blocks)|depth|num_hidden_layers", "layers"),
-    (r"(vocab_size|text_vocab_size|n_vocab)", "words"),
+    (r"((text_|entity_)?vocab_size|n_vocab|vocab_size_per_layer_input|encoder_hash_byte_group_vocab)", "words"),
     (r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts|n_experts)", "experts"),
     (r"(num_experts_per_tok|num_experts_per_token|moe_k|moe_topk|top_k_experts)", "chosen"),
     (r"(n_group|topk_group|num_expert_group|moe_num_shared_experts|n_shared_experts)", "one"),
@@ -51,7 +52,9 @@ _NAMES: tuple[tuple[str, str], ...] = (
     (r"qk_nope_head_dim", "still"),
     (r"qk_rope_head_dim", "turning"),
     (r"v_head_dim", "value_size"),
-    (r"image_size", "image"),
+    (r"(pretrain_)?image_size", "image"),
+    (r"max_source_positions", "sounds"),
+    (r"window_size", "window"),
     (r"(first_k_dense_replace|mtp_num_layers|num_nextn_predict_layers)", "zero"),
 )
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
@@ -84,7 +87,7 @@ def _sizes(head_size: int, *, separate: bool, heads: int = HEADS, groups: int = 
             "still": 8,
             "turning": 4,
         },
-        **{"value_size": 10, "image": 32, "zero": 0},
+        **{"value_size": 10, "image": 32, "sounds": 24, "window": 2, "zero": 0},
     }
 
 
@@ -141,12 +144,11 @@ def tiny_models(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 config = tiny_config(model_type, sizes, changes or {})
-                with torch.device("meta"):
-                    count = sum(parameter.numel() for parameter in _build(config).parameters())
-                if count > _MOST_PARAMETERS:
+                build = _builder(config)
+                if (count := _parameters(build)) > _MOST_PARAMETERS:
                     reasons.append(f"{count} parameters are too many")
                     continue
-                model = _build(config)
+                model = build()
         except Exception as error:
             reasons.append(f"{type(error).__name__}: {' '.join(str(error).split())}"[:200])
             continue
@@ -158,12 +160,15 @@ def tiny_models(
         )
 
 
-def _build(config: Any) -> nn.Module:
-    """The base model of a configuration; parts of composite models are in no automatic table, so look beside it."""
+def _builder(config: Any) -> Callable[[], nn.Module]:
+    """What builds the base model of a configuration.
+
+    Parts of composite models are in no automatic table: of the models beside their configuration the largest is taken.
+    """
     transformers = require("transformers", extra="hf")
     kind = type(config)
     if kind in transformers.MODEL_MAPPING:
-        return transformers.AutoModel.from_config(config)
+        return lambda: transformers.AutoModel.from_config(config)
     models = [
         each
         for home in homes(kind)
@@ -176,7 +181,23 @@ def _build(config: Any) -> nn.Module:
     ]
     if not models:
         raise TinyError(f"transformers has no model for {kind.__name__}")
-    return models[0]._from_config(config)
+    sizes: dict[int, Any] = {}
+    problem: Exception | None = None
+    for each in models:
+        try:
+            sizes.setdefault(_parameters(lambda each=each: each._from_config(config)), each)
+        except Exception as error:
+            problem = problem or error
+    if not sizes:
+        assert problem is not None
+        raise problem
+    return lambda: sizes[max(sizes)]._from_config(config)
+
+
+def _parameters(build: Callable[[], nn.Module]) -> int:
+    """How many parameters a model has, built without memory for them."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build().parameters())
 
 
 def tiny_config(model_type: str, sizes: Mapping[str, int], changes: Mapping[str, Any]) -> Any:
@@ -273,6 +294,8 @@ def _latent(config: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def _value(key: str, value: Any, sizes: Mapping[str, int], patch: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) == 2 and key == "image_size":
+        return [_value(key, each, sizes, patch) for each in value]
     if isinstance(value, bool) or not isinstance(value, int | None):
         return None
     name = next((name for pattern, name in _PATTERNS if pattern.fullmatch(key)), None)
@@ -281,6 +304,7 @@ def _value(key: str, value: Any, sizes: Mapping[str, int], patch: Any) -> Any:
     if value is None and name not in ("head_size", "groups", "words", "experts"):
         return None
     if name == "image":
+        patch = patch[0] if isinstance(patch, list | tuple) else patch
         return max(sizes[name], 3 * patch) if isinstance(patch, int) else sizes[name]
     return sizes[name]
 

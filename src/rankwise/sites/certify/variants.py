@@ -67,7 +67,9 @@ def _turns(values: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
     """For each switch of a configuration the changes that turn it, of which one excludes the others."""
     for key in switches(values):
         value = values.get(key)
-        if isinstance(value, bool):
+        if key == "add_cross_attention":
+            yield [{key: True, "is_decoder": True}]
+        elif isinstance(value, bool):
             yield [{key: not value}]
         elif re.search(r"softcap|logit_cap|^clip_qkv", key):
             yield [{key: None if value else _UNTOUCHED}]
