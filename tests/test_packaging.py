@@ -139,8 +139,9 @@ def test_public_names_are_the_same_at_run_time_and_for_type_checkers():
     typed = {
         alias.asname: node.module for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert typed == rankwise.HOMES
-    assert sorted(rankwise.__all__) == sorted(rankwise.HOMES)
+    assert typed == {**rankwise.HOMES, **dict.fromkeys(rankwise.ROOMS, "rankwise")}
+    assert sorted(rankwise.__all__) == sorted({*rankwise.HOMES, *rankwise.ROOMS})
+    assert rankwise.theory is sys.modules["rankwise.theory"]
     assert set(rankwise.__all__) <= set(dir(rankwise))
     # Importing a room puts it on the package under its own name, and would hide a function of that name.
     rooms = {one.name for one in pkgutil.iter_modules(rankwise.__path__)}
