@@ -19,7 +19,7 @@ class RegionDecay:
     Arguments:
         name: the parameter's name.
         parameter: the parameter.
-        coefficients: of its shape; entries of 0 do not decay.
+        coefficients: to broadcast to its shape; entries of 0 do not decay.
         manner: added to the gradient, or a step of its own scaled by the learning rate.
     """
 
