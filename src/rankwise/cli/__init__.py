@@ -62,14 +62,15 @@ def build_app(words: Sequence[str] = ()) -> App:
         name="rankwise",
         help="See, steer and explain the rank of every weight product inside a neural network.",
         version=lambda: version("rankwise"),
-        help_format="plaintext",
+        help_format="markdown",
         # A switch is off unless named: `--json` needs no `--no-json` beside it, nor that it is off by default.
         default_parameter=Parameter(negative=(), show_default=_shown_default),
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for command in COMMANDS:
-        app.command(command.function, name=command.name, help=None if command.name == named else command.help)
+    for position, command in enumerate(COMMANDS):
+        help_line = None if command.name == named else command.help
+        app.command(command.function, name=command.name, help=help_line, sort_key=position)
     return app
 
 
@@ -114,7 +115,7 @@ def _abandon_stdout() -> None:
 
 def _shown_default(value: object) -> str | None:
     """A default as the help shows it: not where it is off or empty."""
-    return None if value in (None, False, ()) else str(value)
+    return None if value in (None, False, (), "") else str(value)
 
 
 def _one_line(error: Exception) -> str:

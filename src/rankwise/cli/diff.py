@@ -35,7 +35,9 @@ def diff(
     Either may be what 'rankwise scan' takes. Their names may differ by a prefix. Ctrl-C keeps what was found, and
     --resume goes on from there.
 
-    Example: rankwise diff path/to/base path/to/tuned --html change.html
+    ```
+    rankwise diff path/to/base path/to/tuned --html change.html
+    ```
 
     Parameters
     ----------

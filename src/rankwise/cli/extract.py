@@ -30,10 +30,12 @@ def extract_lora(
     everywhere, of the least rank that keeps a share of its energy, or within a number of bytes, spent where they save
     most. What it misses of every matrix is said, and kept beside it in rankwise.json.
 
-    PEFT loads it onto a model whose layers are named as in BASE:
-    PeftModel.from_pretrained(model, "path/to/adapter").
+    PEFT loads it onto a model whose layers are named as in BASE.
 
-    Example: rankwise extract-lora path/to/base path/to/tuned path/to/adapter --energy 0.95
+    ```
+    rankwise extract-lora path/to/base path/to/tuned path/to/adapter --energy 0.95
+    model = PeftModel.from_pretrained(model, "path/to/adapter")
+    ```
 
     Parameters
     ----------

@@ -39,7 +39,10 @@ def scan(
     hf://org/name. A glob in quotes, or several checkpoints, is a series of training steps. Nothing is loaded whole:
     the tensors of one site are held at a time. Ctrl-C keeps what was found, and --resume goes on from there.
 
-    Examples: rankwise scan path/to/model --html page.html | rankwise scan 'run/step*' --select kind=qk,layer=0-3
+    ```
+    rankwise scan path/to/model --html page.html
+    rankwise scan 'run/step*' --select kind=qk,layer=0-3
+    ```
 
     Parameters
     ----------

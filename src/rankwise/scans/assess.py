@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from rankwise.errors import RankwiseError
 from rankwise.product.balance import Balance, balance
 from rankwise.product.catalogue import MEASURES, Measured
@@ -124,13 +121,16 @@ def null_record(null: NullModel, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _outlined(product: Product, settings: Settings) -> list[dict[str, Any]]:
-    """The heads of a site without a spectrum: norms only."""
-    measured = {name: entry for name, entry in outline(product).items() if name in settings.measures}
-    finite = torch.isfinite(outline_energy(measured)).flatten().tolist() if measured else [True] * product.count
+    """The heads of a site without a spectrum: its norms only, of a product of several factors the Frobenius norm."""
+    found = outline(product) if product.depth == 1 else {"frobenius_norm": MEASURES["frobenius_norm"].of(product)}
+    finite = found["frobenius_norm"].value.isfinite().flatten().tolist()
+    leading = found.get("operator_norm", found["frobenius_norm"]).method
+    methods = [leading] * product.count if isinstance(leading, str) else list(leading)
+    measured = {name: entry for name, entry in found.items() if name in settings.measures}
     return [
         {
             "head": head,
-            "method": "krylov",
+            "method": methods[head],
             "failure": None if finite[head] else "the matrix holds NaN or Inf",
             "measures": {name: _pair(entry, head) for name, entry in measured.items()},
             "null_scale": None,
@@ -140,11 +140,6 @@ def _outlined(product: Product, settings: Settings) -> list[dict[str, Any]]:
         }
         for head in range(product.count)
     ]
-
-
-def outline_energy(measured: dict[str, Measured]) -> Tensor:
-    """Any of the outline's numbers: they are finite together."""
-    return next(iter(measured.values())).value
 
 
 def _pair(entry: Measured, head: int) -> list[float | None]:

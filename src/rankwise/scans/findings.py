@@ -125,7 +125,7 @@ def _against_null(site: Mapping[str, Any], head: Mapping[str, Any]) -> Iterator[
         text = f"is unbalanced: the half-sum of its factors exceeds the product's norm by {gap:.0%} of itself{beside}"
         yield _finding("unbalanced", site, head, text, {"relative_gap": gap, "null": null}, -gap)
     if distance is not None and distance < RANDOM_DISTANCE and site["kind"] in ("qk", "ov"):
-        text = f"has a random spectrum: {distance:.1f} spreads from that of random factors"
+        text = f"looks random: its spectrum is {distance:.1f} spreads from random factors"
         yield _finding(
             "random", site, head, text, {"random_distance": distance, "threshold": RANDOM_DISTANCE}, distance
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rankwise.errors import CheckpointError, UserError
 from rankwise.sites.checkpoints import open_series
 from rankwise.sites.checkpoints.series import ordered
 
@@ -24,7 +25,13 @@ def steps_of(sources: Sequence[str]) -> list[tuple[int | None, str]]:
         if Path(source).exists() or not glob.has_magic(source) or "://" in source:
             return [(None, source)]
         return [(step, str(path)) for step, path in open_series(source)]
-    return [(step, str(path)) for step, path in ordered([Path(source) for source in sources])]
+    try:
+        return [(step, str(path)) for step, path in ordered([Path(source) for source in sources])]
+    except CheckpointError as error:
+        raise UserError(
+            f"{error} (several checkpoints are read as steps of one run; compare two with 'rankwise diff', and scan "
+            "others one by one)"
+        ) from None
 
 
 def series_record(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rankwise.scans.dotted import Dotted
 from rankwise.text import printable
 
 # What stands out should still be on the screen when the tables end: longer ones are cut, and say so.
@@ -20,6 +21,7 @@ MOST_ROWS = 60
 MOST_EXAMPLES = 4
 MOST_UNREAD = 8
 MOST_MATRICES = 8
+NAMES = {"site", "matrix"}
 LEFT = {"site", "matrix", "proved", "in, at 95 %", "stands out"}
 
 WORDS = {
@@ -38,27 +40,28 @@ METHODS = {
     "qr": "QR",
     "dense": "dense SVD",
     "precise": "one-sided Jacobi",
-    "krylov": "norms alone, Krylov",
+    "krylov": "norms alone by a Krylov iteration",
+    "sum of squares": "sums of squares",
 }
 
 Columns = tuple[tuple[str, Callable[[Any], str]], ...]
 
 
 def scan_table(record: Mapping[str, Any], *, rows: int = MOST_ROWS) -> RenderableType:
-    """A row for each product, with its heads' mean measures beside the null's, and a row for each matrix."""
-    products = [site for site in record["sites"] if len(site["widths"]) > 2]
-    matrices = [site for site in record["sites"] if len(site["widths"]) == 2]
+    """A row for each site with spectra, its heads' mean measures beside the null's, and one for each with norms."""
+    spectra = [site for site in record["sites"] if site["null"] is not None]
+    norms = [site for site in record["sites"] if site["null"] is None]
     parts: list[RenderableType] = []
-    if products and rows:
-        heads = sum(len(site["heads"]) for site in products)
+    if spectra and rows:
+        heads = sum(len(site["heads"]) for site in spectra)
         title = (
-            f"{count(heads, 'product')} of weights at {count(len(products), 'site')}; mean over heads / random factors"
+            f"spectra of {count(heads, 'product')} at {count(len(spectra), 'site')}; mean over heads / random factors"
         )
-        parts += [cells(title, products, PRODUCT_COLUMNS, rows), legend(PRODUCT_LEGEND)]
-    if matrices and rows:
-        most = min(rows, MOST_MATRICES) if products else rows
-        title = f"{count(len(matrices), 'single matrix', 'single matrices')}"
-        parts += [cells(title, matrices, MATRIX_COLUMNS, most)]
+        parts += [cells(title, spectra, PRODUCT_COLUMNS, rows), legend(PRODUCT_LEGEND)]
+    if norms and rows:
+        most = min(rows, MOST_MATRICES) if spectra else rows
+        title = f"norms of {count(len(norms), 'other site' if spectra else 'site')}"
+        parts += [cells(title, norms, MATRIX_COLUMNS, most)]
     return Group(*parts)
 
 
@@ -90,7 +93,7 @@ def cells(title: str, entries: Sequence[Any], columns: Columns, rows: int) -> Ta
         # Headings may break between words; numbers hold no spaces, so that they never do.
         table.add_column(name, justify="left" if name in LEFT else "right", overflow="fold")
     for entry in entries[:rows]:
-        table.add_row(*(Text(cell(entry)) for _, cell in columns))
+        table.add_row(*(Dotted(cell(entry)) if name in NAMES else Text(cell(entry)) for name, cell in columns))
     if len(entries) > rows:
         table.caption = f"… and {len(entries) - rows} more (--rows {len(entries)} shows all)"
     return table
@@ -154,7 +157,7 @@ PRODUCT_COLUMNS: Columns = (
     ("proved", lambda site: site["certified"]),
 )
 MATRIX_COLUMNS: Columns = (
-    ("matrix", lambda site: printable(site["name"].rpartition(".")[0])),
+    ("site", lambda site: printable(site["name"])),
     (
         "shape",
         lambda site: "x".join(map(str, [*([len(site["heads"])] if len(site["heads"]) > 1 else []), *site["widths"]])),
