@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankwise.errors import UserError
 from rankwise.product import leading
-from rankwise.product.leading import leading_value, outline, times
+from rankwise.product.leading import leading_value, outline
 from rankwise.product.product import Product
 from tests.product.draws import frame, gaussian, with_values
 
@@ -167,9 +167,3 @@ def test_small_matrices_and_empty_batches() -> None:
 def test_a_chain_is_sent_to_its_spectrum() -> None:
     with pytest.raises(UserError, match=r"takes single matrices, .* has 2 factors: use .spectrum"):
         leading_value(gaussian([80, 70, 80], 0))
-
-
-def test_a_chain_times_columns() -> None:
-    chain = gaussian([5, 4, 6], 0, batch=(2,), dtype=torch.float32)
-    columns = torch.randn(6, 3, dtype=torch.float64)
-    torch.testing.assert_close(times(chain.factors, columns), chain.to(torch.float64).dense() @ columns)

@@ -89,7 +89,7 @@ def _iterate(matrix: Float[Tensor, "*batch m n"], tolerance: float, seed: int, c
     start = torch.randn(columns, BLOCK, generator=generator, dtype=torch.float64, device="cpu").to(matrix.device)
     reach = _least_part(chance) / torch.linalg.matrix_norm(start, 2)
     basis = torch.linalg.qr(start)[0].to(dtype).expand(*batch, columns, BLOCK)
-    image = times((matrix,), basis)
+    image = times(matrix, basis)
     largest, (low, high) = image.abs().amax((-2, -1)), ORDINARY[dtype]
     usable = (largest == 0) | (largest >= low) & (largest <= high)
     matrix_usable = usable[..., None, None]
@@ -101,7 +101,7 @@ def _iterate(matrix: Float[Tensor, "*batch m n"], tolerance: float, seed: int, c
     pending = usable
     pulled = basis[..., :0]
     for _ in range(MOST_PASSES):
-        new = torch.where(matrix_usable, times((matrix.mT,), image), 0.0)
+        new = torch.where(matrix_usable, times(matrix.mT, image), 0.0)
         pulled = torch.cat([pulled, new], -1)
         block, triangle = _next_block(new, basis)
         top, excess = _top_and_excess((basis.mT @ pulled).double(), triangle.double(), reach)
@@ -115,7 +115,7 @@ def _iterate(matrix: Float[Tensor, "*batch m n"], tolerance: float, seed: int, c
         if not bool(pending.any()) or basis.shape[-1] + BLOCK > columns:
             break
         basis = torch.cat([basis, block], -1)
-        image = torch.where(matrix_usable, times((matrix,), block), 0.0)
+        image = torch.where(matrix_usable, times(matrix, block), 0.0)
     error = (error + rounding * value).masked_fill(~usable, torch.inf)
     return Measured(value.masked_fill(~usable, torch.nan), error=error, method="krylov")
 
@@ -152,16 +152,12 @@ def _least_part(chance: float) -> float:
     return math.sqrt(2 * (chance * math.gamma(half + 1)) ** (1 / half))
 
 
-def times(factors: tuple[Tensor, ...], columns: Float[Tensor, "*batch n b"]) -> Float[Tensor, "*batch m b"]:
-    """The chain times a few columns, from the right; factors of shorter types are raised to that of the columns."""
-    for factor in reversed(factors):
-        if factor.dtype == columns.dtype:
-            columns = factor @ columns
-        else:
-            rows = max(1, CHUNK // (factor.shape[-1] * max(1, factor.shape[:-2].numel())))
-            pieces = [piece.to(columns.dtype) @ columns for piece in factor.split(rows, -2)]
-            columns = torch.cat(pieces, -2)
-    return columns
+def times(matrix: Float[Tensor, "*batch m n"], columns: Float[Tensor, "*batch n b"]) -> Float[Tensor, "*batch m b"]:
+    """A matrix times a few columns; one of a shorter type is raised to that of the columns, a piece at a time."""
+    if matrix.dtype == columns.dtype:
+        return matrix @ columns
+    rows = max(1, CHUNK // (matrix.shape[-1] * max(1, matrix.shape[:-2].numel())))
+    return torch.cat([piece.to(columns.dtype) @ columns for piece in matrix.split(rows, -2)], -2)
 
 
 @computes
