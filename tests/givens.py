@@ -15,27 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.outputs import place
+
 Given = Callable[[pytest.FixtureRequest], dict[str, Any]]
 """Puts files into the working directory, and returns names for the page's namespace."""
 
 
 def _checkpoint(request: pytest.FixtureRequest) -> dict[str, Any]:
-    _link("path/to/checkpoint", request.getfixturevalue("minilm_directory"))
+    place(Path("path/to"), {"checkpoint": request.getfixturevalue("minilm_directory")})
     return {}
 
 
 def _fine_tune(request: pytest.FixtureRequest) -> dict[str, Any]:
     stored = request.getfixturevalue("rxnfp_directories")
-    _link("path/to/base", stored["pretrained"])
-    _link("path/to/tuned", stored["ft"])
+    place(Path("path/to"), {"base": stored["pretrained"], "tuned": stored["ft"]})
     return {}
-
-
-def _link(place: str, target: Path) -> None:
-    link = Path(place)
-    link.parent.mkdir(parents=True, exist_ok=True)
-    if not link.exists():
-        link.symlink_to(target)
 
 
 def _model(request: pytest.FixtureRequest) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FENCE = re.compile(r"^```(?P<language>\w*)\s*$")
-NOTE = re.compile(r"^<!-- (?P<kind>not run|needs|given): (?P<text>.+) -->$")
+NOTE = re.compile(r"^<!-- (?P<kind>not run|needs|given|output of): (?P<text>.+) -->$")
 LINK = re.compile(r"!?\[[^]]*\]\((?P<target>[^)\s]+)\)")
 
 
@@ -23,6 +23,8 @@ class Block:
     """Why the block is not run: `<!-- not run: it trains for an hour -->`."""
     needs: tuple[str, ...] = ()
     """Modules that the block imports beyond the core: `<!-- needs: transformers -->`."""
+    output_of: str | None = None
+    """The command that prints the block: `<!-- output of: rankwise scan path/to/checkpoint -->`."""
     given: tuple[str, ...] = ()
     """What the reader has and the test puts there, of `tests/givens.py`: `<!-- given: a checkpoint, a model -->`."""
 
@@ -45,9 +47,10 @@ def blocks(path: Path) -> list[Block]:
         found.append(
             Block(
                 opening["language"],
-                text="\n".join(lines[position:end]) + "\n",
+                text="".join(f"{line}\n" for line in lines[position:end]),
                 line=position + 1,
                 not_run=text if kind == "not run" else None,
+                output_of=text if kind == "output of" else None,
                 needs=_listed(text) if kind == "needs" else (),
                 given=_listed(text) if kind == "given" else (),
             )

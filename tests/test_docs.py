@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from rankwise import cli
+from rankwise.scans.findings import ORDER
 from tests import markdown
 from tests.conftest import REPOSITORY, absent
 from tests.givens import GIVENS
+from tests.outputs import printed, same
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 NOT_RUN: dict[str, int] = {}
@@ -55,6 +57,21 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch, request):
             exec(code, namespace)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(one.output_of for one in markdown.blocks(page))], ids=name
+)
+def test_outputs_are_what_their_commands_print(page, tmp_path, monkeypatch, request):
+    monkeypatch.chdir(tmp_path)
+    GIVENS["a checkpoint"](request)
+    GIVENS["a fine-tune"](request)
+    for block in markdown.blocks(page):
+        if block.output_of is not None:
+            found = printed(block.output_of)
+            # Shown one above the other where they differ.
+            assert same(found, block.text) or found == block.text, f"{name(page)}:{block.line}: python -m tests.outputs"
+
+
 def test_blocks_that_are_not_run_are_counted_and_say_why():
     skipped = [(page, block) for page in PAGES for block in markdown.blocks(page) if block.not_run is not None]
     assert all(len(block.not_run or "") >= 10 for _, block in skipped)
@@ -90,6 +107,13 @@ def test_every_page_is_in_the_index():
     assert not missing, f"docs/index.md does not lead to {', '.join(missing)}"
 
 
+def test_the_guide_tells_every_kind_of_finding():
+    told = re.findall(
+        r"^\| (\w+) \| ", (REPOSITORY / "docs/scanning.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert told == ["kind", *ORDER]
+
+
 def test_every_figure_has_its_command():
     listed = (REPOSITORY / "docs/images/README.md").read_text(encoding="utf-8")
     for figure in sorted((REPOSITORY / "docs/images").iterdir()):
@@ -106,6 +130,7 @@ def test_the_reader_of_pages_sees_blocks_notes_and_links(tmp_path):
         "<!-- not run: it needs a cluster -->\n```sh\nrankwise scan [a](b)\n```\n"
         "<!-- needs: scipy, pandas -->\n```python\ny = x\n```\n"
         "<!-- given: a checkpoint, a model -->\n```python\nz = y\n```\n"
+        "<!-- output of: rankwise doctor --json -->\n```text\n{}\n```\n"
     )
     assert markdown.links(page) == ["other.md", "a/b.png"]
     assert markdown.blocks(page) == [
@@ -113,6 +138,7 @@ def test_the_reader_of_pages_sees_blocks_notes_and_links(tmp_path):
         markdown.Block("sh", text="rankwise scan [a](b)\n", line=8, not_run="it needs a cluster"),
         markdown.Block("python", text="y = x\n", line=12, needs=("scipy", "pandas")),
         markdown.Block("python", text="z = y\n", line=16, given=("a checkpoint", "a model")),
+        markdown.Block("text", text="{}\n", line=20, output_of="rankwise doctor --json"),
     ]
     page.write_text("```python\nx = 1\n")
     with pytest.raises(ValueError, match=r"page.md:1: this block is never closed"):
