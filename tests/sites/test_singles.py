@@ -237,3 +237,13 @@ def test_tied_factors_are_one_site_and_a_factor_shared_alone_is_in_both():
         layer.factors = torch.nn.ParameterList([shared, right])
     sites = find(torch.nn.ModuleDict({"one": one, "two": two, "three": three}))
     assert sites.names == ("one.linear", "three.linear")
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("cp_cores", "cp"), ("tucker_cores", "tucker"), ("tensor_train_cores", "tensor train")]
+)
+def test_cores_of_a_tensor_form_are_listed_and_never_read_as_matrices(name, form):
+    sites = find({f"layers.0.up.{name}.{place}": (6, 4, 3) for place in range(2)} | {"layers.0.down.weight": (4, 6)})
+    assert sites.names == ("layers.0.down.mlp",)
+    assert [each.parameter for each in sites.unread] == [f"layers.0.up.{name}.{place}" for place in range(2)]
+    assert all(each.reason.startswith(f"a core of a {form} form") for each in sites.unread)

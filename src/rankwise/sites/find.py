@@ -18,7 +18,7 @@ from rankwise.sites.expression import evaluate
 from rankwise.sites.layout import AttentionLayout, Layout
 from rankwise.sites.registry import known_layouts
 from rankwise.sites.roots import Attributes, Root, config_roots, module_roots, owner
-from rankwise.sites.singles import adapters, factorized, is_matrix, looks_like_attention, single
+from rankwise.sites.singles import adapters, core_of, factorized, is_matrix, looks_like_attention, single
 from rankwise.sites.site import Site
 from rankwise.sites.sites import Sites, Unread
 from rankwise.sites.source import not_real, shapes_of
@@ -153,7 +153,13 @@ class _Search:
                 continue
             if any(self.tied.get(each) == name and each in covered for each in self.tied):
                 continue
-            if looks_like_attention(name):
+            if (form := core_of(name)) is not None:
+                reason = (
+                    f"a core of a {form} form: the weight is a contraction of cores, no product of stored matrices; "
+                    "decay it by the layer's frobenius_penalty()"
+                )
+                self.unread[name] = Unread(name, shape, reason)
+            elif looks_like_attention(name):
                 reason = (
                     f"attention{of} that no layout fits: describe it in a TOML table and give it to "
                     "rankwise.register_layout (--layouts FILE on the command line)"

@@ -24,6 +24,7 @@ _EMBEDDING = re.compile(r"(embed|wte|wpe|lm_head|shared|position|token_type|emb)
 _EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
 _LAYER = re.compile(r"\.(\d+)\.")
 _CHAIN = re.compile(r"(?P<layer>(?:.*\.)?)(?P<list>factors|kernel_factors)\.(?P<position>\d+)")
+_CORES = re.compile(r"(?:.*\.)?(?P<form>cp|tucker|tensor_train)_cores\.\d+")
 _ADAPTER = re.compile(r"(?P<base>.+)\.lora_(?P<embedding>embedding_)?B(?:\.(?P<name>(?!weight$)[^.]+))?(?:\.weight)?")
 
 
@@ -38,6 +39,16 @@ def looks_like_attention(name: str) -> bool:
     if any(_FEED_FORWARD.fullmatch(component) for component in components):
         return False
     return any(_ATTENTION.fullmatch(component) for component in components)
+
+
+def core_of(name: str) -> str | None:
+    """The tensor form of which a parameter is a core, told by its name, or None.
+
+    >>> core_of("layers.0.up.tensor_train_cores.1"), core_of("layers.0.up.weight")
+    ('tensor train', None)
+    """
+    match = _CORES.fullmatch(name)
+    return None if match is None else match["form"].replace("_", " ")
 
 
 def single(name: str, shape: tuple[int, ...]) -> Site:
