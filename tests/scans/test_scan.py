@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 import rankwise as rw
 from rankwise.errors import UserError
 from rankwise.scans.scan import Progress, Scan
+from tests import checkpoints
 
 Heads = dict[tuple[str, int], list[float]]
 
@@ -110,23 +111,8 @@ def test_antiberty_equals_the_dense_reference(antiberty_directory: Path) -> None
     assert_equals_dense(record, dense)
 
 
-def small(folder: Path, *, layers: int = 3) -> Path:
-    generator = torch.Generator().manual_seed(0)
-    tensors = {"model.embed_tokens.weight": torch.randn(90, 24, generator=generator)}
-    for layer in range(layers):
-        for name, shape in (("q", (32, 24)), ("k", (16, 24)), ("v", (16, 24)), ("o", (24, 32))):
-            tensors[f"model.layers.{layer}.self_attn.{name}_proj.weight"] = torch.randn(shape, generator=generator)
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    config = {
-        "model_type": "llama",
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "hidden_size": 24,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+def small(folder: Path) -> Path:
+    return checkpoints.write(folder, checkpoints.llama())
 
 
 def without_time(record: dict) -> dict:
@@ -226,7 +212,7 @@ def test_an_unknown_architecture_is_read_matrix_by_matrix(tmp_path: Path) -> Non
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "my-own"}
     (folder / "config.json").write_text(json.dumps(config))
     record = rw.scan(folder).record
-    assert [site["kind"] for site in record["sites"]] == ["embed"]
+    assert {site["kind"] for site in record["sites"]} == {"embed", "mlp"}
     assert len(record["unread"]) == 12
     assert "register_layout" in record["unread"][0]["reason"]
 
@@ -247,7 +233,7 @@ def test_bad_settings_are_said_before_anything_is_read(tmp_path: Path) -> None:
 def test_saves_whole_and_shows_itself(tmp_path: Path) -> None:
     opened = rw.scan(small(tmp_path / "model"))
     assert isinstance(opened, Scan)
-    assert "3 qk, 3 ov, 1 embed" in repr(opened)
+    assert "3 qk, 3 ov, 1 embed, 3 mlp" in repr(opened)
     path = opened.save(tmp_path / "scan.json")
     assert json.loads(path.read_text())["format"] == "rankwise-scan"
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
@@ -260,6 +246,6 @@ def test_rows_for_data_frames(tmp_path: Path) -> None:
     opened = rw.scan(small(tmp_path / "model"))
     frame = opened.to_frame()
     assert isinstance(frame, pandas.DataFrame)
-    assert len(frame) == 3 * 4 + 3 * 4 + 1
+    assert len(frame) == 3 * 4 + 3 * 4 + 1 + 3
     one = frame[(frame["site"] == "layers.2.qk") & (frame["head"] == 3)].iloc[0]
     assert one["nuclear_norm"] == pytest.approx(sum(one["values"]), rel=1e-8)

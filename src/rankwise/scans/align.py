@@ -36,28 +36,21 @@ def common_names(base: Collection[str], tuned: Collection[str]) -> tuple[dict[st
     >>> common_names(["bert.a.weight", "bert.b.weight"], ["a.weight", "b.weight", "classifier.weight"])[0]
     {'bert.a.weight': 'a.weight', 'bert.b.weight': 'b.weight'}
     """
-    best: dict[str, str] = {}
+    bases, tuneds = set(base), set(tuned)
+    best = {name: name for name in base if name in tuneds}
     note = None
-    for lead, of_base in [
-        ("", True),
-        *((lead, True) for lead in _leads(base)),
-        *((lead, False) for lead in _leads(tuned)),
-    ]:
-        if of_base:
-            pairs = {f"{lead}{name}": name for name in tuned}
-            found = {one: two for one, two in pairs.items() if one in set(base)}
-        else:
-            pairs = {name: f"{lead}{name}" for name in base}
-            names = set(tuned)
-            found = {one: two for one, two in pairs.items() if two in names}
-        if len(found) > len(best):
-            best = found
-            side = "the base's names start with" if of_base else "the tuned model's names start with"
-            note = f"{side} '{printable(lead)}', the other's do not" if lead else None
+    for side, leads in (("the base", _leads(base)), ("the tuned model", _leads(tuned))):
+        for lead in leads:
+            if side == "the base":
+                found = {f"{lead}{name}": name for name in tuned if f"{lead}{name}" in bases}
+            else:
+                found = {name: f"{lead}{name}" for name in base if f"{lead}{name}" in tuneds}
+            if len(found) > len(best):
+                best, note = found, f"{side}'s names start with '{printable(lead)}', the other's do not"
     if not best:
         examples = " and ".join(printable(next(iter(sorted(names)), "nothing"), limit=60) for names in (base, tuned))
         raise UserError(
-            f"the two checkpoints have no tensor name in common (as in {examples}): are they one architecture?"
+            f"the two checkpoints have no tensor name in common (as in {examples}): give two of one architecture"
         )
     return best, note
 
