@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, requires, version
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -106,8 +107,8 @@ def test_the_tests_import_only_what_is_declared_for_developers():
     )
 
 
-def test_every_module_imports_with_the_core_alone():
-    """Import all of Rankwise in a process where every distribution beyond the core's own needs is hidden."""
+def with_the_core_alone(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process where every distribution beyond the core's own needs is hidden."""
     core = closure(PROJECT["dependencies"])
     hidden = sorted(
         module
@@ -115,22 +116,53 @@ def test_every_module_imports_with_the_core_alone():
         if module != "rankwise" and not {canonicalize_name(owner) for owner in owners} & core
     )
     assert {"transformers", "plotly", "numpy", "pytest"} <= set(hidden)
-    modules = [one.name for one in pkgutil.walk_packages(rankwise.__path__, "rankwise.") if "__main__" not in one.name]
-    program = f"""
-import importlib, sys
-class Hide:
+    hide = f"""
+import sys
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {hidden!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Hide())
+        hidden = name.partition(".")[0] in {hidden!r}
+        return None if hidden else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = map(Without, sys.meta_path)
+"""
+    return subprocess.run(
+        [sys.executable, "-c", hide + program, *arguments], capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def test_every_module_imports_with_the_core_alone():
+    modules = [one.name for one in pkgutil.walk_packages(rankwise.__path__, "rankwise.") if "__main__" not in one.name]
+    done = with_the_core_alone(
+        f"""
+import importlib, rankwise
 for module in {modules!r}:
     importlib.import_module(module)
-import rankwise
 for name in rankwise.__all__:
     getattr(rankwise, name)
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "extra"), [((), None), (("--html", "page.html"), "report"), (("--parquet", "scan.parquet"), "report")]
+)
+def test_the_core_alone_scans_and_names_the_extra_that_is_missing_in_one_line(option, extra, tmp_path):
+    torch.save({"layers.0.mlp.weight": torch.ones(4, 3)}, tmp_path / "model.pt")
+    words = ["scan", str(tmp_path / "model.pt"), *(str(tmp_path / one) if "." in one else one for one in option)]
+    done = with_the_core_alone("from rankwise.cli import main\nsys.exit(main())", *words)
+    if extra is None:
+        assert done.returncode == 0, done.stderr
+        assert "layers.0.mlp" in done.stdout
+    else:
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.count("\n") == 1
+        assert f"it comes with the extra '{extra}' (pip install 'rankwise[{extra}]')" in done.stderr
 
 
 def test_public_names_are_the_same_at_run_time_and_for_type_checkers():

@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -81,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `rankwise`, those of the process by default.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
+    # What torch says where numpy is not installed; nothing here needs it.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         code = build_app(words)(words, exit_on_error=False, print_error=False)
         # A reader that has gone away is noticed when the buffer is written: do that here and not at exit.
