@@ -282,7 +282,7 @@ def test_hostile_names_are_text_in_the_browser_as_well(browser, kind, tmp_path):
         shown.append(browser.hovered())
     assert browser.run("return document.scripts.length") == elements
     assert browser.run("return document.querySelectorAll('svg a, svg img, svg script').length") == 0
-    if kind in ("script", "link"):
+    if kind in ("script", "link", "quotes"):
         assert all(HOSTILE[kind] in text for text in [*shown, browser.text("#panel")])
     if kind == "script":
         browser.screenshot("hostile")

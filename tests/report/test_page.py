@@ -21,6 +21,7 @@ HOSTILE = {
     "image": '"><img src=x onerror=alert(1)>',
     "closing": "</script><script>alert(1)</script><!--",
     "link": '<a href="https://example.org/">here</a><b>bold</b><br>',
+    "quotes": 'it\'s `so` and "so" &amp; &lt;b&gt; \\u003c \\',
     "template": "{{ 7 * 7 }}{% raw %}${7*7}%{x}",
     "control": "a\x00b\x1b[31m\r\nc\x7f",
     "bidi": "safe\u202etxt.exe\u2066\u200b",
@@ -81,7 +82,10 @@ def poisoned(name: str) -> records.Json:
             head["failure"] = name if head["failure"] else None
     record["findings"] = [records.finding(name, record["sites"][0]["name"], 0, name) | {"evidence": {name: 1.0}}]
     record["unread"] = [{"parameter": name, "shape": [2, 2], "reason": name}]
-    record["matrices"] = [{"parameter": name, "shape": [2, 2], "relative": 1.0, "ranks": {name: 1}, "reason": name}]
+    sites = [name, record["sites"][0]["name"]]
+    record["matrices"] = [
+        {"parameter": name, "shape": [2, 2], "sites": sites, "relative": 1.0, "ranks": {name: 1}, "reason": name}
+    ]
     return record
 
 

@@ -52,7 +52,6 @@ def _view(record: Record, kinds: Sequence[Quantity], position: int) -> dict[str,
     sites = [_site(site, kinds, nulls) for site in record["sites"]]
     return {
         "step": step_of(record, position),
-        "source": printable(record.get("source", ""), LONGEST_NAME),
         "sites": sites,
         "maps": [asdict(one) for one in heat_maps(record["sites"])],
         "nulls": [json.loads(text) for text in nulls],
