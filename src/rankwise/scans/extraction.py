@@ -22,8 +22,7 @@ class Extracted:
     Arguments:
         module: the linear layer it adapts, as the base names it.
         rank: how many triplets it keeps; 0 where the adapter leaves the layer alone.
-        error: a bound on the Frobenius norm of what the adapter misses of the change, the rounding of its own weights
-            included.
+        error: the Frobenius norm of what the adapter misses of the change, measured on its weights as they are stored.
         norm: the Frobenius norm of the change.
     """
 
@@ -33,7 +32,7 @@ class Extracted:
     norm: float = field(kw_only=True)
 
     def record(self) -> dict[str, Any]:
-        return {"module": self.module, "rank": self.rank, "error": bound(self.error), "norm": number(self.norm)}
+        return {"module": self.module, "rank": self.rank, "error": number(self.error), "norm": number(self.norm)}
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Extraction:
         return {
             "folder": str(self.folder),
             "bytes": self.bytes,
-            "relative_error": bound(self.relative_error),
+            "relative_error": number(self.relative_error),
             "shortfall": bound(self.shortfall),
             "matrices": [each.record() for each in self.matrices],
             "unchanged": list(self.unchanged),

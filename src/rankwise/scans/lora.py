@@ -10,9 +10,7 @@ from pathlib import Path
 import torch
 
 from rankwise.errors import UserError
-from rankwise.product.product import Product
 from rankwise.product.randomized import Projected, project
-from rankwise.product.sums import frobenius_norm
 from rankwise.scans.adapter import Pair, check_folder, header_bytes, rounded, write_adapter
 from rankwise.scans.budget import allocate
 from rankwise.scans.difference import Diff
@@ -27,6 +25,9 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2*
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+# Rows of a matrix that are compared at once.
+SLAB = 4096
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -34,6 +35,7 @@ Progress = Callable[[str, int, int], None]
 class Matrix:
     """The decomposed change of a linear layer, its input side to the right."""
 
+    name: str
     module: str
     found: Projected
     unit: int
@@ -74,11 +76,13 @@ def extract_lora(
     matrices, unchanged = _decomposed(change, rank=rank, budget=budget, dtype=dtype, prefix=prefix, progress=progress)
     ranks, shortfall = _ranks(matrices, rank=rank, energy=energy, budget=budget)
     pairs, entries = [], []
-    for matrix in matrices:
+    for position, matrix in enumerate(matrices):
+        if progress is not None:
+            progress(matrix.name, position, len(matrices))
         kept, found = ranks[matrix.module], matrix.found
         pair = rounded(found.left[:, :kept], found.values[:kept], found.right[:, :kept], matrix.module, dtype)
-        error = found.missed(kept) + (_rounding(pair, found) if kept else 0.0)
-        entries.append(Extracted(matrix.module, rank=kept, error=error, norm=found.energy**0.5))
+        norm, error = _measured(change, matrix.name, pair)
+        entries.append(Extracted(matrix.module, rank=kept, error=error, norm=norm))
         pairs += [pair] if kept else []
     extraction = Extraction(
         target,
@@ -167,7 +171,7 @@ def _decomposed(
             len(found.values), rank or len(found.values), len(found.values) if budget is None else budget // unit
         )
         found = replace(found, left=found.left[:, :most].clone(), right=found.right[:, :most].clone())
-        matrices.append(Matrix(module=module, found=found, unit=unit))
+        matrices.append(Matrix(name=name, module=module, found=found, unit=unit))
     if not matrices:
         raise UserError("no linear layer differs between the two checkpoints: there is nothing to extract")
     return matrices, unchanged
@@ -215,12 +219,17 @@ def _within(matrices: Sequence[Matrix], budget: int) -> tuple[dict[str, int], fl
         chosen = kept
 
 
-def _rounding(pair: Pair, found: Projected) -> float:
-    """The norm of what rounding the factors to the adapter's type changed in their product."""
-    stored = Product(pair.b.double(), pair.a.double())
-    root = found.values[: pair.rank].double().sqrt()
-    exact = Product(found.left[:, : pair.rank].double() * root, (found.right[:, : pair.rank].double() * root).mT)
-    return frobenius_norm(stored - exact).item()
+def _measured(change: Diff, name: str, pair: Pair) -> tuple[float, float]:
+    """The norm of a change, and of what is left of it without the update as it is stored, a slab of rows at a time."""
+    after, before = change.tensor(name), change.matched.start[name]
+    down, up = pair.a.double(), pair.b.double()
+    update = (down.mT, up.mT) if change.input_first(name) else (up, down)
+    whole = left = 0.0
+    for rows in range(0, after.shape[0], SLAB):
+        moved = after[rows : rows + SLAB].double() - before[rows : rows + SLAB].double()
+        whole += moved.square().sum().item()
+        left += (moved - update[0][rows : rows + SLAB] @ update[1]).square().sum().item()
+    return whole**0.5, left**0.5
 
 
 def _left_out(change: Diff, carried: Collection[str]) -> Mapping[str, float]:
