@@ -6,17 +6,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankwise import theory as theory
+    from rankwise.decay.adapters import AdapterDecay as AdapterDecay
+    from rankwise.decay.balance import BalanceDecay as BalanceDecay
+    from rankwise.decay.compression import CompressionRateDecay as CompressionRateDecay
+    from rankwise.decay.controls.qk_clip import QKClip as QKClip
+    from rankwise.decay.controls.rank_cap import RankCap as RankCap
+    from rankwise.decay.controls.rebalancing import Rebalancing as Rebalancing
+    from rankwise.decay.controls.spectral_cap import SpectralCap as SpectralCap
+    from rankwise.decay.controls.thresholding import SingularValueThresholding as SingularValueThresholding
+    from rankwise.decay.flambe import FLAMBe as FLAMBe
     from rankwise.decay.frobenius import FrobeniusDecay as FrobeniusDecay
+    from rankwise.decay.groups import ParameterGroups as ParameterGroups
+    from rankwise.decay.groups import param_groups as param_groups
+    from rankwise.decay.lamb import Lamb as Lamb
+    from rankwise.decay.nuclear import NuclearDecay as NuclearDecay
+    from rankwise.decay.polar import PolarDecay as PolarDecay
+    from rankwise.decay.target import InitializationDecay as InitializationDecay
+    from rankwise.decay.target import TargetDecay as TargetDecay
+    from rankwise import theory as theory
     from rankwise.layers.attention import FactorizedAttention as FactorizedAttention
     from rankwise.layers.conv2d import FactorizedConv2d as FactorizedConv2d
     from rankwise.layers.embedding import FactorizedEmbedding as FactorizedEmbedding
+    from rankwise.layers.factorize import factorize as factorize
     from rankwise.layers.head_weights import HeadWeights as HeadWeights
     from rankwise.layers.initialization import Spectral as Spectral
     from rankwise.layers.linear import FactorizedLinear as FactorizedLinear
     from rankwise.layers.multihead import FactorizedMultiheadAttention as FactorizedMultiheadAttention
+    from rankwise.layers.plan import Plan as Plan
+    from rankwise.layers.planning import factorization_plan as factorization_plan
     from rankwise.layers.rebalance import balance_ as balance_
     from rankwise.layers.rebalanced import Rebalanced as Rebalanced
+    from rankwise.layers.tensorized_conv2d import TensorizedConv2d as TensorizedConv2d
+    from rankwise.layers.tensorized_linear import TensorizedLinear as TensorizedLinear
+    from rankwise.layers.tensorized_separable import TensorizedSeparableConv2d as TensorizedSeparableConv2d
+    from rankwise.layers.surgery import collapse as collapse
     from rankwise.product.balance import Balance as Balance
     from rankwise.product.balance import balance as balance
     from rankwise.product.bucket import spectra as spectra
@@ -67,16 +90,37 @@ if TYPE_CHECKING:
 # Each module with the public names that live in it. They are imported at first use, so that the command line can answer
 # `--help` at once and nobody pays for a room that they never enter; the block above tells type checkers the same.
 _MODULES = {
+    "rankwise.decay.adapters": ("AdapterDecay",),
+    "rankwise.decay.balance": ("BalanceDecay",),
+    "rankwise.decay.compression": ("CompressionRateDecay",),
+    "rankwise.decay.controls.qk_clip": ("QKClip",),
+    "rankwise.decay.controls.rank_cap": ("RankCap",),
+    "rankwise.decay.controls.rebalancing": ("Rebalancing",),
+    "rankwise.decay.controls.spectral_cap": ("SpectralCap",),
+    "rankwise.decay.controls.thresholding": ("SingularValueThresholding",),
+    "rankwise.decay.flambe": ("FLAMBe",),
     "rankwise.decay.frobenius": ("FrobeniusDecay",),
+    "rankwise.decay.groups": ("ParameterGroups", "param_groups"),
+    "rankwise.decay.lamb": ("Lamb",),
+    "rankwise.decay.nuclear": ("NuclearDecay",),
+    "rankwise.decay.polar": ("PolarDecay",),
+    "rankwise.decay.target": ("InitializationDecay", "TargetDecay"),
     "rankwise.layers.attention": ("FactorizedAttention",),
     "rankwise.layers.conv2d": ("FactorizedConv2d",),
     "rankwise.layers.embedding": ("FactorizedEmbedding",),
+    "rankwise.layers.factorize": ("factorize",),
     "rankwise.layers.head_weights": ("HeadWeights",),
     "rankwise.layers.initialization": ("Spectral",),
     "rankwise.layers.linear": ("FactorizedLinear",),
     "rankwise.layers.multihead": ("FactorizedMultiheadAttention",),
+    "rankwise.layers.plan": ("Plan",),
+    "rankwise.layers.planning": ("factorization_plan",),
     "rankwise.layers.rebalance": ("balance_",),
     "rankwise.layers.rebalanced": ("Rebalanced",),
+    "rankwise.layers.tensorized_conv2d": ("TensorizedConv2d",),
+    "rankwise.layers.tensorized_linear": ("TensorizedLinear",),
+    "rankwise.layers.tensorized_separable": ("TensorizedSeparableConv2d",),
+    "rankwise.layers.surgery": ("collapse",),
     "rankwise.product.balance": ("Balance", "balance"),
     "rankwise.product.bucket": ("spectra",),
     "rankwise.product.catalogue": ("MEASURES", "Measured", "measure"),

@@ -40,16 +40,18 @@ class Readers:
     def refuse(self, site: Site, factors: Iterable[Factor]) -> None:
         """Say why a site's factors are not its own, or nothing where they are."""
         unit = self._unit(site)
-        paths = [f"{path}." if path else "" for path in self._paths[id(self.model.get_submodule(unit))]]
-        start = f"{unit}." if unit else ""
         for factor in factors:
-            inside = factor.parameter.removeprefix(start)
-            elsewhere = [name for name in self._aliases(factor.parameter) if name not in {p + inside for p in paths}]
-            if elsewhere:
-                raise NoGauge(
-                    f"'{factor.parameter}' is '{elsewhere[0]}' as well: a move would change what that one does"
-                )
+            self.refuse_aliases(unit, factor.parameter)
             self._refuse_overlap(site, factor)
+
+    def refuse_aliases(self, unit: str, name: str) -> None:
+        """Say that a parameter is used outside a module too; where the module itself stands twice, that is no harm."""
+        inside = name.removeprefix(f"{unit}." if unit else "")
+        paths = self._paths[id(self.model.get_submodule(unit))]
+        own = {f"{path}.{inside}" if path else inside for path in paths}
+        elsewhere = [alias for alias in self._aliases(name) if alias not in own]
+        if elsewhere:
+            raise NoGauge(f"'{name}' is '{elsewhere[0]}' as well: a move would change what that one does")
 
     def _refuse_overlap(self, site: Site, factor: Factor) -> None:
         readings = self._readings[self._first(factor.parameter)]

@@ -15,6 +15,7 @@ from rankwise.layers.base import FactorizedLayer
 from rankwise.layers.gauges import Gauge, NoGauge, Normalized, Shares, added_to, gauge_of, grouped
 from rankwise.layers.optimizer_state import SecondMoments, State, move_state, summary
 from rankwise.layers.readers import Readers
+from rankwise.layers.rebalance_cores import balance_cores
 from rankwise.layers.rebalanced import LeftAlone, Moved, Rebalanced
 from rankwise.layers.touch import Touch
 from rankwise.product.guarded import NOT_FINITE
@@ -22,6 +23,7 @@ from rankwise.product.product import Product
 from rankwise.product.triangular import reduce
 from rankwise.sites.certify.certificates import Certificate, Certificates
 from rankwise.sites.find import find
+from rankwise.sites.singles import core_of
 from rankwise.sites.site import Site
 from rankwise.sites.sites import Sites
 
@@ -50,8 +52,9 @@ def balance_(
     Where any matrix may go between two factors, afterwards `A^T A = B B^T`, and the half-sum of their squared norms has
     fallen to the nuclear norm: ordinary decay falls by exactly `lambda` times the gap. Heads that share a factor share
     its move; rotary queries and keys get one scale for each frequency, and a matrix on the dimensions that do not turn;
-    chains are balanced at every junction. Biases move with their factors. Attention is moved only where a proof on the
-    live module showed that such a move leaves it alone, and what two sites (or two modules) use is never touched.
+    chains, and the cores of tensorized layers, are balanced at every junction. Biases move with their factors.
+    Attention is moved only where a proof on the live module showed that such a move leaves it alone, and what two sites
+    (or two modules) use is never touched.
 
     Arguments:
         target: the model; or some of its sites (`find(model).select(...)`); or the certificates of its sites, where
@@ -94,8 +97,13 @@ def balance_(
             left_alone.append(LeftAlone(site.name, str(reason)))
     written = [_write(plan, tensors) for plan in plans]
     states = _carried(plans, tensors, optimizer, second_moments)
-    moved = tuple(replace(each, state=states.get(each.site)) for each in written)
-    return Rebalanced(moved, left_alone=tuple(left_alone), unread=sites.unread)
+    moved = [replace(each, state=states.get(each.site)) for each in written]
+    unread = sites.unread
+    if isinstance(target, nn.Module):
+        cores, others = balance_cores(model, readers, optimizer)
+        moved, left_alone = moved + cores, left_alone + others
+        unread = tuple(each for each in unread if core_of(each.parameter) is None)
+    return Rebalanced(tuple(moved), left_alone=tuple(left_alone), unread=unread)
 
 
 def _resolved(
