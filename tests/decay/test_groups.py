@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
+from importlib.resources import files
 
 import pytest
 import torch
@@ -12,10 +14,12 @@ from torch import nn
 from rankwise.decay.groups import ParameterGroups, param_groups
 from rankwise.decay.pending import Pending
 from rankwise.errors import UserError
-from rankwise.sites.certify.tiny import TinyError, model_types, tiny_models
+from rankwise.sites.certify.release import TABLE
+from rankwise.sites.certify.tiny import TinyError, tiny_models
 from tests.decay import models
 
-EVERY = model_types()
+# Those whose sites passed in a release; the fast ones below are of every kind.
+CERTIFIED = sorted(json.loads((files("rankwise.sites") / TABLE).read_text(encoding="utf-8"))["types"])
 QUICK = ("gpt2", "llama", "falcon", "t5", "deepseek_v3", "whisper")
 
 
@@ -41,7 +45,8 @@ def check_architecture(model_type: str) -> None:
         try:
             groups = param_groups(model, weight_decay=0.1, qk=0.2, ov=0.3, mlp=0.4, embed=0.5, rows="attach")
         except UserError as error:
-            assert "the same entries" in str(error)
+            if "the same entries" not in str(error):
+                raise
             shared = {name: 0.25 for name, _ in model.named_parameters() if "kv" in name or "down" in name}
             groups = param_groups(model, weight_decay=0.1, qk=0.2, ov=0.3, rows="attach", overrides=shared)
     check_once_each(model, groups)
@@ -54,10 +59,10 @@ def test_every_parameter_is_in_exactly_one_group(model_type: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(8))
-def test_every_parameter_of_every_architecture_is_in_exactly_one_group(part: int) -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_every_parameter_of_every_certified_architecture_is_in_exactly_one_group(part: int) -> None:
     failed = {}
-    for model_type in EVERY[part::8]:
+    for model_type in CERTIFIED[part::4]:
         try:
             check_architecture(model_type)
         except pytest.skip.Exception:
