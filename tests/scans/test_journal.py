@@ -10,7 +10,9 @@ import pytest
 from rankwise.errors import UserError
 from rankwise.scans.journal import KEPT_SECONDS, Journal, Subject
 
-SUBJECT = Subject(source="/models/a", contents="1234", settings={"method": "auto", "select": None}, rankwise="0.1")
+SUBJECT = Subject(
+    source="/models/a", contents="1234", sites="ab", settings={"method": "auto", "select": None}, rankwise="0.1"
+)
 
 
 def record(name: str) -> dict:
@@ -71,6 +73,7 @@ def test_lines_of_something_else_are_passed_over(tmp_path: Path, line: str) -> N
     ("other", "says"),
     [
         (replace(SUBJECT, contents="5678"), "/models/a has changed since its scan was interrupted"),
+        (replace(SUBJECT, sites="cd"), "was interrupted with other layouts: say the same"),
         (replace(SUBJECT, rankwise="0.0"), r"begun by rankwise 0\.0"),
         (
             replace(SUBJECT, settings={"method": "qr", "select": "kind=qk"}),

@@ -26,6 +26,7 @@ class Subject:
     Arguments:
         source, base: the checkpoint, and what it is compared with.
         contents: a digest of what they hold.
+        sites: a digest of the products that are read from them.
         settings: how it is computed.
         rankwise: the version that computes.
     """
@@ -33,6 +34,7 @@ class Subject:
     source: str
     base: str | None = None
     contents: str
+    sites: str
     settings: Mapping[str, Any]
     rankwise: str
 
@@ -142,6 +144,7 @@ def _refuse_another(subject: Subject, folder: Path) -> None:
     before = then.get("settings") or {}
     names = [name for name in now["settings"] if now["settings"][name] != before.get(name)]
     listed = ", ".join(f"{name} {_words(before.get(name))} (now {_words(now['settings'][name])})" for name in names)
+    listed = listed or "other layouts"
     raise UserError(f"cannot resume: the scan of {source} was interrupted with {listed}: say the same, or {anew}")
 
 

@@ -115,9 +115,8 @@ class Scan:
         return Subject(
             source=_place(self.source),
             base=None if self.base is None else _place(self.base),
-            contents=digest(
-                [(each.entries, each.stamps, each.config, each.adapter) for each in opened], list(self.sites)
-            ),
+            contents=digest([(each.entries, each.stamps, each.config, each.adapter) for each in opened]),
+            sites=digest(list(self.sites)),
             settings=self.settings.record(),
             rankwise=version("rankwise"),
         )
