@@ -3,11 +3,10 @@
 
 const colourOfKind = (kind, colours) => (isAttention(kind) ? colours[kind] : colours.other);
 
-/** "layer 3 · head 5 · QK", for a title, a hover or a screen reader. */
+/** "layer 3 · head 5 · QK" or the name of a matrix, for a title, a hover or a screen reader. */
 function nameOf(site, head) {
-  const kind = isAttention(site.kind) ? site.kind.toUpperCase() : site.kind;
-  const layer = site.layer === null ? null : `layer ${site.layer}`;
-  return [layer, site.heads.length > 1 || isAttention(site.kind) ? `head ${head.head}` : null, kind].filter(Boolean).join(" · ");
+  if (!isAttention(site.kind)) return site.name + (site.heads.length > 1 ? ` · head ${head.head}` : "");
+  return [site.layer === null ? null : `layer ${site.layer}`, `head ${head.head}`, site.kind.toUpperCase()].filter(Boolean).join(" · ");
 }
 
 function row(name, ...cells) {
@@ -102,7 +101,7 @@ function fillPanel(panel, data, view, siteAt, headAt, { log, onLog, onPick }) {
   const plot = head.count && head.failure === null ? element("div", { class: "spectrum", id: "spectrum" }) : null;
   const reason = head.failure ?? (head.count ? null : "its spectrum was not asked for: add it with --select");
   panel.replaceChildren(
-    element("header", {}, title, element("code", {}, site.name), twin < 0 ? null : twinButton,
+    element("header", {}, title, element("code", {}, isAttention(site.kind) ? site.name : site.kind), twin < 0 ? null : twinButton,
       plot && element("span", { class: "toggle", role: "group", "aria-label": "scale of singular values" }, scaleButton("log", true), scaleButton("linear", false)),
       plot && saveButton(plot, `rankwise-${site.name}-${head.head}`)),
     ...found.map((one) => element("p", { class: "finding", "data-kind": one.kind }, element("b", {}, one.kind), ` ${one.text}`)),

@@ -96,7 +96,6 @@ function hoverOf(siteAt, headAt) {
   const head = site.heads[headAt];
   const title = plotText(DATA.quantities[state.quantity].title);
   const lines = [`<b>${plotText(nameOf(site, head))}</b>`];
-  if (!isAttention(site.kind)) lines.push(plotText(site.name));
   if (head.failure !== null) lines.push(`no spectrum: ${plotText(head.failure)}`);
   else if (!head.measured[state.quantity]) lines.push(`${title} was not computed here`);
   else lines.push(`${title} ${withError(head.measured[state.quantity])}`);
