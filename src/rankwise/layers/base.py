@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from rankwise.errors import UserError
+from rankwise.layers.cost import Step, Work, forming_cost, one_step_is_cheaper
 from rankwise.layers.initialization import (
     Draw,
     Init,
@@ -23,8 +25,17 @@ from rankwise.product.product import Product
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Step = Literal["two-step", "one-step"]
 Execution = Literal["auto", "two-step", "one-step"]
+
+
+def check_depth(depth: int) -> None:
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        raise UserError(f"depth, the number of inner factors, must be 0 or more, got {depth!r}")
+
+
+def check_execution(execution: str) -> None:
+    if execution not in get_args(Execution):
+        raise UserError(f"execution must be one of {', '.join(get_args(Execution))}, got {execution!r}")
 
 
 class FactorizedLayer(nn.Module):
@@ -63,8 +74,7 @@ class FactorizedLayer(nn.Module):
     ) -> None:
         super().__init__()
         check_rank(rank, (rows, columns), overcomplete=overcomplete)
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
-            raise UserError(f"depth, the number of inner factors, must be 0 or more, got {depth!r}")
+        check_depth(depth)
         self.rank = rank
         self.depth = depth
         self.init = checked_init(init)
@@ -79,8 +89,7 @@ class FactorizedLayer(nn.Module):
 
     @execution.setter
     def execution(self, execution: Execution) -> None:
-        if execution not in get_args(Execution):
-            raise UserError(f"execution must be one of {', '.join(get_args(Execution))}, got {execution!r}")
+        check_execution(execution)
         self._execution: Execution = execution
 
     @property
@@ -101,9 +110,20 @@ class FactorizedLayer(nn.Module):
         step = self.execution_at(input) if self.execution == "auto" else self.execution
         return self._at_once(input) if step == "one-step" else self._step_by_step(input)
 
-    @abstractmethod
     def execution_at(self, input: Tensor) -> Step:
         """What costs less for an input of this shape, forward and backward together."""
+        rows, columns = self.product.shape
+        one_step = one_step_is_cheaper(
+            step_by_step=self.work("two-step"),
+            at_once=self.work("one-step"),
+            forming=forming_cost(rows, columns, self.rank, self.depth),
+            positions=self._positions(input),
+        )
+        return "one-step" if one_step else "two-step"
+
+    @abstractmethod
+    def work(self, step: Step) -> Work:
+        """What each position of the output takes in a forward pass, forming the weight left aside."""
 
     @torch.no_grad()
     def fold(self) -> nn.Module:
@@ -136,12 +156,24 @@ class FactorizedLayer(nn.Module):
             self.bias.copy_(dense.bias)
             self.bias.requires_grad_(dense.bias.requires_grad)
 
-    def _settle(self, dense: Any) -> Any:
-        """Come to life on the device of a dense layer, after having been made on the meta device."""
+    def settle(self, dense: Any) -> Any:
+        """Move from the meta device to that of a dense layer, and start from its weight."""
         self.to_empty(device=dense.weight.device)
         if dense.weight.device.type != "meta":
             self._start_from(dense)
         return self.train(dense.training)
+
+    def share(self, factors: Iterable[Tensor], dense: Any) -> Any:
+        """Compute with the factors of another layer, as the dense layers do whose weight is tied, and with its bias."""
+        for position, factor in enumerate(factors):
+            self.factors[position] = factor
+        if self.bias is not None:
+            self.bias = nn.Parameter(dense.bias.detach().clone(), requires_grad=dense.bias.requires_grad)
+        return self.train(dense.training)
+
+    @abstractmethod
+    def _positions(self, input: Tensor) -> int:
+        """How many positions the output has for an input of this shape."""
 
     @abstractmethod
     def _dense_layer(self, device: torch.device | str) -> Any:

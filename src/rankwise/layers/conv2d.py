@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankwise.errors import UserError
-from rankwise.layers.base import Execution, FactorizedLayer, Step
-from rankwise.layers.cost import Work, forming_cost, one_step_is_cheaper
+from rankwise.layers.base import Execution, FactorizedLayer
+from rankwise.layers.cost import Step, Work
 from rankwise.layers.initialization import Init
-from rankwise.layers.kernel_matrix import Form, KernelShape, kernel_to_matrix, matrix_shape, matrix_to_kernel
+from rankwise.layers.kernel_matrix import (
+    Form,
+    KernelShape,
+    check_form,
+    kernel_to_matrix,
+    matrix_shape,
+    matrix_to_kernel,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -77,8 +84,7 @@ class FactorizedConv2d(FactorizedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if form not in get_args(Form):
-            raise UserError(f"form must be 'spatial' or 'channel', got {form!r}")
+        check_form(form)
         if groups != 1:
             raise UserError(
                 f"a convolution with groups={groups} is {groups} products, one for each group, and has no factorized "
@@ -143,7 +149,25 @@ class FactorizedConv2d(FactorizedLayer):
         >>> torch.allclose(exact(images), dense(images), atol=1e-5)
         True
         """
-        layer = cls(
+        layer = cls.like(
+            dense, rank=rank, depth=depth, form=form, overcomplete=overcomplete, init=init, execution=execution
+        )
+        return layer.settle(dense)
+
+    @classmethod
+    def like(
+        cls,
+        dense: nn.Conv2d,
+        *,
+        rank: int,
+        depth: int = 0,
+        form: Form = "spatial",
+        overcomplete: bool = False,
+        init: Init = "spectral",
+        execution: Execution = "auto",
+    ) -> FactorizedConv2d:
+        """A factorized convolution of the same configuration, without values, on the meta device."""
+        return cls(
             dense.in_channels,
             dense.out_channels,
             dense.kernel_size,  # pyright: ignore[reportArgumentType] - torch types its pairs as tuples of any length
@@ -162,31 +186,29 @@ class FactorizedConv2d(FactorizedLayer):
             device="meta",
             dtype=dense.weight.dtype,
         )
-        return layer._settle(dense)
 
     @property
     def factors(self) -> nn.ParameterList:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.kernel_factors
 
-    def execution_at(self, input: Tensor) -> Step:
+    def work(self, step: Step) -> Work:
         rows, columns = matrix_shape(self.kernel_shape, self.form)
+        # For each pixel of the output the window moves over some of the input, and the first of two convolutions makes
+        # as many rows as the second one skips over.
+        read = self.in_channels * self.stride[0] * self.stride[1]
+        if step == "one-step":
+            return Work(rows * columns, moved=read + self.out_channels)
+        made = self._last.stride[0] * self.rank
+        return Work(
+            made * (columns + self.depth * self.rank) + self.rank * rows,
+            moved=read + 2 * (self.depth + 1) * made + self.out_channels,
+        )
+
+    def _positions(self, input: Tensor) -> int:
         left, right, top, bottom = self._around
         high = _steps(input.shape[-2] + top + bottom, 0, self._whole)
         broad = _steps(input.shape[-1] + left + right, 1, self._whole)
-        images = input.numel() // (self.in_channels * input.shape[-2] * input.shape[-1])
-        # For each pixel of the output, the window moves over some of the input, and the first of two convolutions makes
-        # as many rows as the second one skips over.
-        read, made = self.in_channels * self.stride[0] * self.stride[1], self._last.stride[0] * self.rank
-        one_step = one_step_is_cheaper(
-            step_by_step=Work(
-                made * (columns + self.depth * self.rank) + self.rank * rows,
-                moved=read + 2 * (self.depth + 1) * made + self.out_channels,
-            ),
-            at_once=Work(rows * columns, moved=read + self.out_channels),
-            forming=forming_cost(rows, columns, self.rank, self.depth),
-            positions=images * high * broad,
-        )
-        return "one-step" if one_step else "two-step"
+        return input.numel() // (self.in_channels * input.shape[-2] * input.shape[-1]) * high * broad
 
     def _step_by_step(self, input: Float[Tensor, "*batch i h w"]) -> Float[Tensor, "*batch o h w"]:
         *rest, right = self.kernel_factors

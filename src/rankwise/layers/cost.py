@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+
+Step = Literal["two-step", "one-step"]
 
 # What it costs to move a number to memory and back, in multiplications. Between the factors stand activations that the
 # dense layer has not, and in a convolution of few channels they decide. Measured by benchmarks/layers.py.

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankwise.errors import UserError
-from rankwise.layers.base import Execution, FactorizedLayer, Step
-from rankwise.layers.cost import forming_cost
+from rankwise.layers.base import Execution, FactorizedLayer
+from rankwise.layers.cost import Step, Work
 from rankwise.layers.initialization import Init
 
 if TYPE_CHECKING:
@@ -87,7 +87,22 @@ class FactorizedEmbedding(FactorizedLayer):
         """A factorized embedding in place of a dense one, which is left alone."""
         if (reason := no_factorized_form(dense)) is not None:
             raise UserError(reason)
-        layer = cls(
+        layer = cls.like(dense, rank=rank, depth=depth, overcomplete=overcomplete, init=init, execution=execution)
+        return layer.settle(dense)
+
+    @classmethod
+    def like(
+        cls,
+        dense: nn.Embedding,
+        *,
+        rank: int,
+        depth: int = 0,
+        overcomplete: bool = False,
+        init: Init = "spectral",
+        execution: Execution = "auto",
+    ) -> FactorizedEmbedding:
+        """A factorized embedding of the same configuration, without values, on the meta device."""
+        return cls(
             dense.num_embeddings,
             dense.embedding_dim,
             rank=rank,
@@ -100,17 +115,19 @@ class FactorizedEmbedding(FactorizedLayer):
             device="meta",
             dtype=dense.weight.dtype,
         )
-        return layer._settle(dense)
 
     def execution_at(self, input: Tensor) -> Step:
-        # Unlike elsewhere the dense way multiplies nothing, so that forming the table is all it costs.
-        rows, columns = self.num_embeddings, self.embedding_dim
-        looked_up = self.rank * columns + self.depth * self.rank**2
+        # An exported graph serves every number of positions: forming a table for a few would be the worse error.
         if self.sparse or torch.compiler.is_exporting():
             return "two-step"
-        return (
-            "one-step" if forming_cost(rows, columns, self.rank, self.depth) < input.numel() * looked_up else "two-step"
-        )
+        return super().execution_at(input)
+
+    def work(self, step: Step) -> Work:
+        # Rows are looked up and moved either way, of the table or of the left factor: what decides is the multiplying.
+        return Work(0 if step == "one-step" else self.rank * (self.embedding_dim + self.depth * self.rank), moved=0)
+
+    def _positions(self, input: Tensor) -> int:
+        return input.numel()
 
     def _step_by_step(self, input: Int[Tensor, " *batch"]) -> Float[Tensor, "*batch n"]:
         left, *rest = self.factors

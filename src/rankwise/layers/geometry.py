@@ -99,6 +99,23 @@ class Geometry:
         return text if self.window.dilation == (1, 1) else f"{text}, dilation={self.window.dilation}"
 
 
+def arguments_of(dense: nn.Conv2d) -> dict[str, Any]:
+    """The arguments that make a layer of the same configuration as a dense one, without values."""
+    return {
+        "in_channels": dense.in_channels,
+        "out_channels": dense.out_channels,
+        "kernel_size": dense.kernel_size,
+        "stride": dense.stride,
+        "padding": dense.padding,
+        "dilation": dense.dilation,
+        "groups": dense.groups,
+        "bias": dense.bias is not None,
+        "padding_mode": dense.padding_mode,
+        "device": "meta",
+        "dtype": dense.weight.dtype,
+    }
+
+
 def convolved(input: Tensor, kernel: Tensor, window: Window, *, bias: Tensor | None = None, groups: int = 1) -> Tensor:
     """A convolution by a kernel through a window."""
     return F.conv2d(input, kernel, bias, window.stride, window.padding, window.dilation, groups)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
+
+from rankwise.errors import UserError
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -10,6 +12,11 @@ if TYPE_CHECKING:
 
 KernelShape = tuple[int, int, int, int]
 Form = Literal["spatial", "channel"]
+
+
+def check_form(form: str) -> None:
+    if form not in get_args(Form):
+        raise UserError(f"form must be 'spatial' or 'channel', got {form!r}")
 
 
 def kernel_to_matrix(kernel: Float[Tensor, "o i kh kw"], form: Form) -> Float[Tensor, "m n"]:

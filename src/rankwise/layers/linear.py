@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rankwise.layers.base import Execution, FactorizedLayer, Step
-from rankwise.layers.cost import Work, forming_cost, one_step_is_cheaper
+from rankwise.layers.base import Execution, FactorizedLayer
+from rankwise.layers.cost import Step, Work
 from rankwise.layers.initialization import Init
 
 if TYPE_CHECKING:
@@ -83,7 +83,22 @@ class FactorizedLinear(FactorizedLayer):
         >>> torch.allclose(exact.weight, dense.weight, atol=1e-6)
         True
         """
-        layer = cls(
+        layer = cls.like(dense, rank=rank, depth=depth, overcomplete=overcomplete, init=init, execution=execution)
+        return layer.settle(dense)
+
+    @classmethod
+    def like(
+        cls,
+        dense: nn.Linear,
+        *,
+        rank: int,
+        depth: int = 0,
+        overcomplete: bool = False,
+        init: Init = "spectral",
+        execution: Execution = "auto",
+    ) -> FactorizedLinear:
+        """A factorized layer of the same configuration, without values, on the meta device."""
+        return cls(
             dense.in_features,
             dense.out_features,
             rank=rank,
@@ -95,19 +110,15 @@ class FactorizedLinear(FactorizedLayer):
             device="meta",
             dtype=dense.weight.dtype,
         )
-        return layer._settle(dense)
 
-    def execution_at(self, input: Tensor) -> Step:
+    def work(self, step: Step) -> Work:
         rows, columns, rank = self.out_features, self.in_features, self.rank
-        one_step = one_step_is_cheaper(
-            step_by_step=Work(
-                rank * (rows + columns) + self.depth * rank**2, moved=rows + columns + 2 * (self.depth + 1) * rank
-            ),
-            at_once=Work(rows * columns, moved=rows + columns),
-            forming=forming_cost(rows, columns, rank, self.depth),
-            positions=input.numel() // columns,
-        )
-        return "one-step" if one_step else "two-step"
+        if step == "one-step":
+            return Work(rows * columns, moved=rows + columns)
+        return Work(rank * (rows + columns + self.depth * rank), moved=rows + columns + 2 * (self.depth + 1) * rank)
+
+    def _positions(self, input: Tensor) -> int:
+        return input.numel() // self.in_features
 
     def _step_by_step(self, input: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
         hidden = input

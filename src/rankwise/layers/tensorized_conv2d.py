@@ -12,7 +12,7 @@ from rankwise.errors import UserError
 from rankwise.layers.base import Execution
 from rankwise.layers.conv2d import PaddingMode, Pair
 from rankwise.layers.cost import Step, Work, one_step_is_cheaper
-from rankwise.layers.geometry import Geometry, convolved
+from rankwise.layers.geometry import Geometry, arguments_of, convolved
 from rankwise.layers.initialization import Init
 from rankwise.layers.stages import run, stages, work
 from rankwise.layers.tensor_ranks import Form, kernel_ranks
@@ -105,24 +105,7 @@ class TensorizedConv2d(TensorizedLayer):
         >>> torch.allclose(exact(images), dense(images), atol=1e-5)
         True
         """
-        layer = cls(
-            dense.in_channels,
-            dense.out_channels,
-            dense.kernel_size,  # pyright: ignore[reportArgumentType] - torch types its pairs as tuples of any length
-            form=form,
-            ranks=ranks,
-            scale=scale,
-            stride=dense.stride,  # pyright: ignore[reportArgumentType]
-            padding=dense.padding,  # pyright: ignore[reportArgumentType]
-            dilation=dense.dilation,  # pyright: ignore[reportArgumentType]
-            groups=dense.groups,
-            bias=dense.bias is not None,
-            padding_mode=dense.padding_mode,
-            init=init,
-            execution=execution,
-            device="meta",
-            dtype=dense.weight.dtype,
-        )
+        layer = cls(**arguments_of(dense), form=form, ranks=ranks, scale=scale, init=init, execution=execution)
         return layer._settle(dense)
 
     @property

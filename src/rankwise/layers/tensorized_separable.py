@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankwise.layers.conv2d import PaddingMode, Pair
-from rankwise.layers.geometry import Geometry, convolved
+from rankwise.layers.geometry import Geometry, arguments_of, convolved
 from rankwise.layers.initialization import Init
 from rankwise.layers.tensor_ranks import Form, matrix_ranks
 from rankwise.layers.tensorized import TensorizedLayer, chosen_ranks
@@ -100,24 +100,7 @@ class TensorizedSeparableConv2d(TensorizedLayer):
         For every input channel the leading singular pair of `K[:, i]`, as a matrix of output channels by window, is
         the column `P[:, i]` and the window `D[i]`. A kernel that is not separable loses what the pair leaves.
         """
-        layer = cls(
-            dense.in_channels,
-            dense.out_channels,
-            dense.kernel_size,  # pyright: ignore[reportArgumentType] - torch types its pairs as tuples of any length
-            form=form,
-            ranks=ranks,
-            scale=scale,
-            modes=modes,
-            stride=dense.stride,  # pyright: ignore[reportArgumentType]
-            padding=dense.padding,  # pyright: ignore[reportArgumentType]
-            dilation=dense.dilation,  # pyright: ignore[reportArgumentType]
-            groups=dense.groups,
-            bias=dense.bias is not None,
-            padding_mode=dense.padding_mode,
-            init=init,
-            device="meta",
-            dtype=dense.weight.dtype,
-        )
+        layer = cls(**arguments_of(dense), form=form, ranks=ranks, scale=scale, modes=modes, init=init)
         return layer._settle(dense)
 
     @property
