@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankwise import theory as theory
     from rankwise.decay.adapters import AdapterDecay as AdapterDecay
     from rankwise.decay.balance import BalanceDecay as BalanceDecay
     from rankwise.decay.compression import CompressionRateDecay as CompressionRateDecay
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from rankwise.decay.polar import PolarDecay as PolarDecay
     from rankwise.decay.target import InitializationDecay as InitializationDecay
     from rankwise.decay.target import TargetDecay as TargetDecay
-    from rankwise import theory as theory
     from rankwise.layers.attention import FactorizedAttention as FactorizedAttention
     from rankwise.layers.conv2d import FactorizedConv2d as FactorizedConv2d
     from rankwise.layers.embedding import FactorizedEmbedding as FactorizedEmbedding
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from rankwise.layers.planning import factorization_plan as factorization_plan
     from rankwise.layers.rebalance import balance_ as balance_
     from rankwise.layers.rebalanced import Rebalanced as Rebalanced
+    from rankwise.layers.surgery import collapse as collapse
     from rankwise.layers.tensorized_conv2d import TensorizedConv2d as TensorizedConv2d
     from rankwise.layers.tensorized_linear import TensorizedLinear as TensorizedLinear
     from rankwise.layers.tensorized_separable import TensorizedSeparableConv2d as TensorizedSeparableConv2d
-    from rankwise.layers.surgery import collapse as collapse
     from rankwise.product.balance import Balance as Balance
     from rankwise.product.balance import balance as balance
     from rankwise.product.bucket import spectra as spectra

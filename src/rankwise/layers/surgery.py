@@ -1,0 +1,91 @@
+"""Copies of models with products in the place of weights, and with weights in the place of products."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+from torch import nn
+
+from rankwise.errors import UserError
+from rankwise.layers.base import FactorizedLayer
+from rankwise.layers.dense import KINDS, factorized_like
+from rankwise.layers.plan import Plan, PlannedLayer
+
+
+def applied(plan: Plan, model: nn.Module) -> Any:
+    """A copy of a model in which the planned layers are factorized, started from the model's own weights."""
+    replacements: dict[int, Any] = {}
+    for layer in plan.layers:
+        modules = [_found(model, name, layer) for name in layer.names]
+        timed = plan.execution == "auto" and layer.timing is not None
+        made: FactorizedLayer | None = None
+        # An embedding goes first: it knows which row of the factors is padding.
+        for dense in sorted(modules, key=lambda module: not isinstance(module, nn.Embedding)):
+            empty = factorized_like(
+                dense,
+                rank=layer.rank,
+                depth=plan.depth,
+                form=plan.form,
+                init=plan.init,
+                execution=layer.timing.faster if timed and layer.timing is not None else plan.execution,
+            )
+            placed: FactorizedLayer = empty.settle(dense) if made is None else empty.share(made.factors, dense)
+            made = made or placed
+            replacements[id(dense)] = placed
+    return _copied(model, replacements)
+
+
+def collapse(model: nn.Module) -> Any:
+    """A copy of a model with the dense layer in the place of every factorized one, of the same function.
+
+    Products are computed in float64 and cast back to the type of their factors. Weights that were tied are tied again.
+
+    >>> from rankwise import factorize
+    >>> net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> collapse(factorize(net, rank=4))
+    Sequential(
+      (0): Linear(in_features=8, out_features=8, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=8, out_features=2, bias=True)
+    )
+    """
+    replacements: dict[int, Any] = {}
+    weights: dict[tuple[int, ...], nn.Parameter] = {}
+    for module in model.modules():
+        if not isinstance(module, nn.Module) or not _folds(module):
+            continue
+        dense: Any = module.fold()  # pyright: ignore[reportCallIssue]
+        if isinstance(module, FactorizedLayer):
+            dense.weight = weights.setdefault(tuple(map(id, module.factors)), dense.weight)
+        replacements[id(module)] = dense
+    if not replacements:
+        warnings.warn("collapse has no effect: the model has no factorized layers", stacklevel=2)
+    return _copied(model, replacements)
+
+
+def _copied(model: nn.Module, replacements: dict[int, Any]) -> Any:
+    # What the memo holds counts as copied already: every mention of a layer, as a child, as an attribute or in a list,
+    # becomes its replacement, and the weights that are replaced are never copied.
+    return copy.deepcopy(model, dict(replacements))
+
+
+def _found(model: nn.Module, name: str, layer: PlannedLayer) -> nn.Module:
+    try:
+        module: Any = model.get_submodule(name)
+    except AttributeError:
+        raise UserError(f"the plan names a layer '{name}', which this model has not: plan for this model") from None
+    shape = tuple(module.weight.shape) if type(module) in KINDS else None
+    if shape != layer.weight_shape:
+        raise UserError(
+            f"the plan expects a weight of shape {layer.weight_shape} at '{name}', and finds a "
+            f"{type(module).__name__}{'' if shape is None else f' of {shape}'}: plan for this model"
+        )
+    return module
+
+
+def _folds(module: nn.Module) -> bool:
+    """Whether a module is one of this room that has a dense layer of the same function."""
+    ours = any(base.__module__.startswith(f"{__package__}.") for base in type(module).__mro__)
+    return ours and callable(getattr(module, "fold", None))
