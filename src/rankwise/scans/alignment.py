@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rankwise.numbers import bound, number
 from rankwise.product.product import Product
 from rankwise.product.vectors import SingularVectors
-from rankwise.scans.numbers import bound, number
 
 # The leading directions that are compared.
 ALIGNED = 8

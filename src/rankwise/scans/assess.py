@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankwise.errors import RankwiseError
+from rankwise.numbers import bound, bounds, number, numbers
 from rankwise.product.balance import Balance, balance
 from rankwise.product.catalogue import MEASURES, Measured
 from rankwise.product.leading import outline
@@ -14,7 +15,6 @@ from rankwise.product.pairs import pair_balance
 from rankwise.product.product import Product
 from rankwise.product.spectrum import Spectrum
 from rankwise.product.verdicts import random_distance, rank_share, spikes
-from rankwise.scans.numbers import bound, bounds, number, numbers
 from rankwise.scans.settings import Settings
 from rankwise.scans.wide import Wide
 from rankwise.sites.site import Site

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from rankwise.errors import CheckpointError, UserError
+from rankwise.numbers import number
 from rankwise.product.product import Product
 from rankwise.product.spectrum import UNCHANGED
 from rankwise.scans.align import Renamed, common_names
 from rankwise.scans.alignment import alignment
 from rankwise.scans.assess import describe, head_records
 from rankwise.scans.matrices import matrix_record
-from rankwise.scans.numbers import number
 from rankwise.scans.scan import Scan, Step
 from rankwise.scans.settings import Settings
 from rankwise.scans.wide import Wide

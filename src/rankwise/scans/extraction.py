@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rankwise.scans.numbers import bound, number
+from rankwise.numbers import bound, number
 from rankwise.scans.table import Columns, cells, count
 from rankwise.text import printable
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from rankwise.numbers import bound, bounds, number, numbers
 from rankwise.product.product import Product
 from rankwise.product.randomized import Projected, project
 from rankwise.product.spectrum import BELOW_FLOOR, UNCHANGED
-from rankwise.scans.numbers import bound, bounds, number, numbers
 
 # A matrix of at most this many singular values is decomposed whole; of a larger one so many triplets are looked for.
 WHOLE = 1024

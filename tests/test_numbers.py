@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.scans.numbers import bound, number
+from rankwise.numbers import bound, number
 
 
 @given(st.floats(min_value=1e-300, max_value=1e300))
