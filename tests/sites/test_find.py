@@ -38,7 +38,7 @@ def test_a_state_dict_with_its_config_is_enough():
     assert {site.kind for site in sites} == {"qk", "ov", "embed", "mlp"}
     everything_is_told(sites, llama_shapes())
     site = sites["layers.1.qk"]
-    assert (site.layer, site.stack, site.layout, site.certified) == (1, "", "llama", "no")
+    assert (site.layer, site.stack, site.layout) == (1, "", "llama")
     assert site.attention.module == "layers.1.self_attn"
     assert site.attention.inputs["q"] == "layers.1.self_attn.q_proj"
 

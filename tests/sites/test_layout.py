@@ -31,7 +31,9 @@ def test_a_weight_is_read(text, expected):
     assert Weight.parse(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "q_proj", "q_proj:", ": h r", "q proj: h r", "q: (h r d!", "q: h-r"])
+@pytest.mark.parametrize(
+    "text", ["", "q_proj", "q_proj:", "q_proj: ", "q_proj: ( )", ": h r", "q proj: h r", "q: (h r d!", "q: h-r"]
+)
 def test_a_weight_without_name_and_axes_is_refused(text):
     with pytest.raises(LayoutError, match="does not say where a weight is: write 'name: axes'"):
         Weight.parse(text)

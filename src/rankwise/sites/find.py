@@ -126,7 +126,8 @@ class _Search:
                 continue
             for block in layout.attention.values():
                 for module, numbers in self._modules(block):
-                    if owner(roots, module) is not root:
+                    part = owner(roots, module)
+                    if part is None or root not in (part, part.around):
                         continue
                     values = {**root.values, **numbers}
                     layer = numbers.get("layer")

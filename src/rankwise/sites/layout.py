@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rankwise.sites.factor import LayoutError
 
-_WEIGHT = re.compile(r"\s*(?P<name>[\w.]+)\s*:\s*(?P<axes>[\w\s()]+?)\s*(?:,(?P<rest>.*))?")
+_WEIGHT = re.compile(r"\s*(?P<name>[\w.]+)\s*:\s*(?P<axes>(?=[\s(]*\w)[\w\s()]+?)\s*(?:,(?P<rest>.*))?")
 _ROWS = re.compile(r"rows\s+(?P<first>.+?)\s+to\s+(?P<last>.+)")
 _PART = re.compile(r"part\s+(?P<first>[^:]+?)(?:\s*:\s*(?P<last>.+?)\s+as\s+(?P<axis>[a-z]+))?")
 

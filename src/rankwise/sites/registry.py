@@ -25,7 +25,8 @@ def built_in() -> tuple[tuple[Layout, ...], dict[str, Any]]:
         if page.name.endswith(".toml"):
             new, raw = parse_layouts(page.read_text(encoding="utf-8"), origin=f"the built-in {page.name}", known=raw)
             layouts += new
-    return tuple(layouts), raw
+    # What a configuration says is more exact than the class of a module: that comes last.
+    return tuple(sorted(layouts, key=lambda layout: bool(layout.classes))), raw
 
 
 def known_layouts() -> tuple[Layout, ...]:

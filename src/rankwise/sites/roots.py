@@ -28,12 +28,14 @@ class Root:
         values: its configuration.
         stack: what its sites' names start with, "" for the whole model.
         hints: words that mark its parameters' names, where the path is not known.
+        around: the whole model, where this part has all that no other part claims.
     """
 
     prefix: str
     values: Mapping[str, Any]
     stack: str = ""
     hints: tuple[str, ...] = ()
+    around: Root | None = None
 
     @property
     def type(self) -> str | None:
@@ -93,7 +95,7 @@ def module_roots(model: nn.Module) -> list[Root]:
             continue
         parent = above[-1][0] if above else None
         same = parent is not None and parent.type == config.model_type
-        stack = "" if parent is None else (parent.stack if same else _stack(path))
+        stack = "" if parent is None else (parent.stack if same else _stack(above[-1][1], config, path))
         roots.append((Root(path, config.to_dict(), stack), config))
     return [root for root, _ in roots]
 
@@ -102,17 +104,17 @@ def config_roots(config: Mapping[str, Any] | None) -> list[Root]:
     """The parts that a configuration file speaks of: itself, and every configuration nested in it."""
     if not config:
         return []
-    roots = [Root("", config)]
+    whole = Root("", config)
+    parts = []
     for key, value in config.items():
         if isinstance(value, Mapping) and key.endswith("_config") and (value.get("model_type") or key == "text_config"):
             stem = key.removesuffix("_config")
-            hints = _HINTS.get(stem, (stem,))
-            roots.append(Root("", value, "" if stem == "text" and not _has_attention(config) else stem, hints))
-    text = next((root for root in roots[1:] if root.stack in ("", "text") and "text" in root.hints), None)
-    if text is not None and not _has_attention(config):
-        # The wrapper has no attention of its own: what no other part claims is the text model's.
-        roots[0] = Root("", text.values)
-    return roots
+            parts.append(Root("", value, stem, _HINTS.get(stem, (stem,))))
+    text = next((part for part in parts if part.stack == "text"), None)
+    if text is None or _has_attention(config):
+        return [whole, *parts]
+    # The wrapper has no attention of its own: what no other part claims is the text model's.
+    return [whole, Root("", text.values, "text", around=whole), *parts]
 
 
 def owner(roots: list[Root], name: str) -> Root | None:
@@ -124,7 +126,16 @@ def _has_attention(config: Mapping[str, Any]) -> bool:
     return any(key in config for key in ("num_attention_heads", "n_head", "num_heads", "n_heads"))
 
 
-def _stack(path: str) -> str:
+def _stack(above: Any, config: Any, path: str) -> str:
+    """The name of a part: the stem of the key that its configuration has in the one above, as in `config.json`.
+
+    Where that cannot be told, what its path hints at.
+    """
+    inside = {key.removesuffix("_config"): value for key, value in vars(above).items() if key.endswith("_config")}
+    same = [stem for stem, value in inside.items() if value is config]
+    alike = [stem for stem, value in inside.items() if getattr(value, "model_type", None) == config.model_type]
+    if len(same or alike) == 1:
+        return (same or alike)[0]
     for component in reversed(path.split(".")):
         for stem, hints in _HINTS.items():
             if any(hint in component for hint in hints):

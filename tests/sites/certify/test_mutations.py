@@ -56,14 +56,27 @@ def shifted_boundary(site: Site) -> Site:
     return replace(site, factors=factors, biases=biases, batch=(("h", 3),))
 
 
+def moved_rows(site: Site) -> Site:
+    """Every head begins one row late: the first row of the next head is taken for the last of this one."""
+    left, right = site.factors
+    assert left.rows is not None
+    first, last = left.rows
+    return with_factors(site, replace(left, rows=(first + 1, last + 1)), right)
+
+
 def transposed(site: Site) -> Site:
-    """The output projection read along the other axis; only a square one can be."""
+    """The projection of the query or the output read along the other axis; only a square one can be."""
     left, right = site.factors
     return with_factors(
         site,
         replace(left, pattern="d (h r) -> h d r" if left.pattern.startswith("(h r) d") else "(h r) d -> h d r"),
         right,
     )
+
+
+def keys_for_values(site: Site) -> Site:
+    left, right = site.factors
+    return with_factors(site, left, replace(right, take=1))
 
 
 def wrong_pairs(site: Site) -> Site:
@@ -103,6 +116,39 @@ def wrong_scale(site: Site) -> Site:
     return replace(site, attention=replace(site.attention, scale=2 * site.attention.scale))
 
 
+def without_norm(site: Site) -> Site:
+    assert site.attention is not None
+    return replace(site, attention=replace(site.attention, norm=None))
+
+
+def norm_of_each_head(site: Site) -> Site:
+    """Of queries and keys that are normalized over the whole width."""
+    assert site.attention is not None
+    assert site.attention.norm is not None
+    return replace(site, attention=replace(site.attention, norm=replace(site.attention.norm, over="head")))
+
+
+def without_gain(site: Site) -> Site:
+    return replace(site, gains=(None, *site.gains[1:]))
+
+
+def gain_without_offset(site: Site) -> Site:
+    return replace(site, gains=tuple(gain and replace(gain, offset=0.0) for gain in site.gains))
+
+
+def whole_rotary(site: Site) -> Site:
+    """Of heads that turn in a part of their dimensions only."""
+    assert site.attention is not None
+    return replace(site, attention=replace(site.attention, rotary=RotaryFacts("half", 8)))
+
+
+def turned_elsewhere(site: Site) -> Site:
+    assert site.attention is not None
+    assert site.attention.rotary is not None
+    start = 8 - site.attention.rotary.rotated
+    return replace(site, attention=replace(site.attention, rotary=replace(site.attention.rotary, start=start)))
+
+
 def without_cap(site: Site) -> Site:
     assert site.attention is not None
     return replace(
@@ -120,7 +166,16 @@ VALUE = [
     ("gpt2", "layers.0.qk", rotary),
     ("gpt2", "layers.0.ov", interleaved_heads),
     ("gpt2", "layers.0.ov", transposed),
+    ("gpt2", "layers.0.ov", keys_for_values),
     ("gpt2", "layers.0.ov", without_key_bias),
+    ("bert", "layers.0.qk", transposed),
+    ("phi3", "layers.0.qk", moved_rows),
+    ("olmo2", "layers.0.qk", norm_of_each_head),
+    ("qwen3", "layers.0.qk", without_norm),
+    ("qwen3", "layers.0.qk", without_gain),
+    ("gemma3_text", "layers.0.qk", gain_without_offset),
+    ("gpt_neox", "layers.0.qk", whole_rotary),
+    ("gpt_neox", "layers.0.qk", turned_elsewhere),
     ("llama", "layers.0.qk", wrong_pairs),
     ("llama", "layers.0.qk", no_rotary),
     ("llama", "layers.0.qk", wrong_group),
@@ -146,6 +201,10 @@ GAUGE = [
     ("gpt2", "layers.0.qk", without_query_bias),
     ("gpt2", "layers.0.ov", transposed),
     ("gpt2", "layers.0.ov", without_key_bias),
+    ("bert", "layers.0.qk", transposed),
+    ("phi3", "layers.0.qk", moved_rows),
+    ("gpt_neox", "layers.0.qk", whole_rotary),
+    ("gpt_neox", "layers.0.qk", turned_elsewhere),
     ("llama", "layers.0.qk", no_rotary),
     ("llama", "layers.0.qk", wrong_pairs),
     ("llama", "layers.0.qk", wrong_group),
@@ -175,3 +234,14 @@ def test_the_gauge_does_not_feel_the_bias_of_keys() -> None:
 
 def test_rotary_that_the_model_does_not_have_fails_the_gauge_too() -> None:
     assert judged("gpt2", "layers.0.qk", rotary).gauge.status == "failed"
+
+
+def test_a_wrong_rotary_part_of_latent_attention_fails_with_the_part_it_is_added_to() -> None:
+    model = tiny("deepseek_v3")
+    sites = find(model).select(name="layers.0.*qk")
+    assert set(sites.names) == {"layers.0.qk", "layers.0.rotary.qk"}
+    assert certify(sites, model)
+    for name in sites.names:
+        change = wrong_pairs if name.endswith(".rotary.qk") else wrong_scale
+        wrong = sites.marked(lambda site, name=name, change=change: change(site) if site.name == name else site)
+        assert {each.value.status for each in certify(wrong, model).values()} == {"failed"}

@@ -4,6 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+_STAGES: dict[str, Any] = {
+    "embedding_size": 8,
+    "hidden_sizes": [8, 12, 16, 20],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+}
+_RESNET = {"model_type": "resnet", "out_features": ["stage4"], **_STAGES}
+# Their default backbone comes from another library.
+_WITHOUT_TIMM = {
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "backbone": None,
+    "backbone_config": _RESNET,
+}
+_THREE_STAGES = {**_STAGES, "out_features": ["stage2", "stage3", "stage4"]}
+_RT_DETR = {
+    "encoder_hidden_dim": 36,
+    "encoder_in_channels": [12, 16, 20],
+    "decoder_in_channels": [36, 36, 36],
+    "backbone_config": {"model_type": "rt_detr_resnet", **_THREE_STAGES},
+}
+
 PECULIAR: dict[str, dict[str, Any]] = {
     "audio-spectrogram-transformer": {"max_length": 48, "num_mel_bins": 32},
     "autoformer": {"prediction_length": 4},
@@ -11,22 +33,39 @@ PECULIAR: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 5}},
     "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 2]},
     "codegen": {"rotary_dim": 4},
-    "deepseek_v2": {"num_experts_per_tok": 2},
+    "conditional_detr": _WITHOUT_TIMM,
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 1e4}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "deformable_detr": {**_WITHOUT_TIMM, "backbone_config": {"model_type": "resnet", **_THREE_STAGES}},
+    "detr": _WITHOUT_TIMM,
     "donut-swin": {"image_size": [64, 64]},
+    "dots1": {"moe_intermediate_size": 20, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "emu3": {"vocabulary_map": {"<image>": 5}},
     "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 2]},
     "funnel": {"block_sizes": [1, 1], "block_repeats": [1, 1]},
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "intermediate_size": [52] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "gptj": {"rotary_dim": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "informer": {"prediction_length": 4},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1, 2]},
+    "layoutlmv3": {"coordinate_size": 8, "shape_size": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"num_layers": 1, "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 2},
+    "mimi": {"num_filters": 4, "upsample_groups": 4},
     "mobilebert": {"intra_bottleneck_size": 36},
+    "perceiver": {"d_latents": 48, "num_latents": 5, "num_self_attends_per_block": 1},
+    "rt_detr": _RT_DETR,
+    "rt_detr_v2": _RT_DETR,
     "swin": {"embed_dim": 24, "depths": [1, 2], "num_heads": [2, 3]},
+    "table-transformer": _WITHOUT_TIMM,
     "time_series_transformer": {"prediction_length": 4},
 }
 """Configuration keys by model type, each because the type's own default does not fit few layers or is not given."""

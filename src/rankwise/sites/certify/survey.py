@@ -119,9 +119,7 @@ def _read(journal: Path) -> dict[str, list[Row]]:
         return {}
     first, *lines = journal.read_text(encoding="utf-8").splitlines()
     if first != json.dumps(basis):
-        raise UserError(
-            f"{journal} was made by another state of the code or other versions: delete it, or give another file"
-        )
+        raise UserError(f"{journal} was made with other versions or other code: delete it, or give another file")
     done: dict[str, list[Row]] = {}
     row: Row | None = None
     try:
