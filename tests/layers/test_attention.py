@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from rankwise.errors import UserError
 from rankwise.layers.attention import FactorizedAttention
 from rankwise.layers.head_weights import HeadWeights
 from rankwise.product.balance import balance
-from tests.layers.draws import compiled, generator, matrix
+from tests.layers.draws import generator, matrix
 
 # Every size differs from every other, where it can: equal sizes hide transposes.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -210,20 +209,7 @@ def test_balancing_weights_moves_their_biases() -> None:
 # ---- in use ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_compiles_exports_copies_and_loads() -> None:
-    layer = made("grouped").float()
-    stream = torch.randn(2, 6, 24)
-    expected = layer(stream)
-    torch.testing.assert_close(compiled(layer)(stream), expected)
-    torch.testing.assert_close(torch.export.export(layer, (stream,)).module()(stream), expected)
-    torch.testing.assert_close(copy.deepcopy(layer)(stream), expected)
-    other = FactorizedAttention(24, **VARIANTS["grouped"])
-    other.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(other(stream), expected)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        narrow = layer(stream)
-    assert narrow.dtype == torch.bfloat16
-    torch.testing.assert_close(narrow.float(), expected, rtol=0, atol=0.05 * expected.abs().max().item())
+def test_it_can_be_made_without_values() -> None:
     with torch.device("meta"):
         assert FactorizedAttention(24, 4, head_size=3, init="truncated").query.weight.is_meta
 

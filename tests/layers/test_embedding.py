@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +11,6 @@ from torch import nn
 import rankwise as rw
 from rankwise.errors import UserError
 from rankwise.layers.embedding import FactorizedEmbedding
-from tests.layers.draws import compiled
 
 WAYS = ("two-step", "one-step", "auto")
 INDICES = torch.tensor([[3, 0, 3], [9, 1, 0]])
@@ -68,18 +65,18 @@ def test_sparse_gradients_are_those_of_the_rows_that_were_looked_up():
     assert made.factors[0].grad.coalesce().indices().tolist() == [[0, 1, 3, 9]]
 
 
-def test_it_travels_like_any_module():
+def test_it_is_one_site():
     made = FactorizedEmbedding(10, 6, rank=3, depth=1)
     assert list(made.state_dict()) == ["factors.0", "factors.1", "factors.2"]
     (site,) = rw.find(nn.ModuleDict({"words": made}))
     assert (site.name, site.shape) == ("words.linear", (10, 6))
-    expected = made(INDICES)
-    assert torch.equal(copy.deepcopy(made)(INDICES), expected)
-    torch.testing.assert_close(compiled(made)(INDICES), expected)
-    exported = torch.export.export(made, (INDICES,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
-    torch.testing.assert_close(exported(INDICES[:1].expand(4, 3)), made(INDICES[:1].expand(4, 3)))
+
+
+@pytest.mark.parametrize("execution", ["two-step", "one-step"])
+def test_rows_have_the_table_s_type_whichever_way_is_taken(execution):
+    made = FactorizedEmbedding(10, 6, rank=3, execution=execution)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(made(INDICES).float(), expected, atol=0.05, rtol=0.05)
+        assert made(INDICES).dtype == nn.Embedding(10, 6)(INDICES).dtype == torch.float32
 
 
 def test_the_cheaper_way_is_taken():

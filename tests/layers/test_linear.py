@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +11,7 @@ from torch import nn
 import rankwise as rw
 from rankwise.errors import UserError
 from rankwise.layers.linear import FactorizedLinear
-from tests.layers.draws import compiled, generator
+from tests.layers.draws import generator
 
 
 def layer(rank: int = 3, depth: int = 0, *, bias: bool = True, wide: bool = False) -> FactorizedLinear:
@@ -120,26 +117,6 @@ def test_it_is_one_site():
     assert sites["up.linear"].shape == (5, 7)
     made = nn.ModuleDict({"up": layer(depth=1)})
     torch.testing.assert_close(rw.find(made)["up.linear"].product(made).dense(), made["up"].weight)
-
-
-def test_it_travels_like_any_module():
-    made = layer(depth=1)
-    stored = io.BytesIO()
-    torch.save(made.state_dict(), stored)
-    stored.seek(0)
-    other = FactorizedLinear(7, 5, rank=3, depth=1, dtype=torch.float64)
-    other.load_state_dict(torch.load(stored, weights_only=True))
-    assert list(made.state_dict()) == ["bias", "factors.0", "factors.1", "factors.2"]
-    for twin in (other, copy.deepcopy(made)):
-        assert torch.equal(twin(inputs(3)), made(inputs(3)))
-        assert twin.factors[0].data_ptr() != made.factors[0].data_ptr()
-
-
-@pytest.mark.parametrize("execution", ["two-step", "one-step", "auto"])
-def test_compiled_without_a_break(execution):
-    made = layer(depth=1)
-    made.execution = execution
-    torch.testing.assert_close(compiled(made)(inputs(4)), made(inputs(4)))
 
 
 @pytest.mark.parametrize("rank", [2, 5])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +21,7 @@ from rankwise.layers.tensorized_conv2d import TensorizedConv2d
 from rankwise.layers.tensorized_linear import TensorizedLinear
 from rankwise.layers.tensorized_separable import TensorizedSeparableConv2d
 from rankwise.product.balance import balance
-from tests.layers.draws import compiled, matrix
+from tests.layers.draws import matrix
 
 FORMS = ("cp", "tucker", "tensor-train")
 GEOMETRIES: dict[str, dict[str, Any]] = {
@@ -262,39 +261,9 @@ def test_tied_cores_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_exports_copies_saves_and_runs_in_mixed_precision(form) -> None:
+def test_a_state_dict_says_the_form(form) -> None:
     for layer in made(form):
-        layer, images = layer.float(), stream(layer).float()
-        expected = layer(images)
-        torch.testing.assert_close(copy.deepcopy(layer)(images), expected)
-        torch.testing.assert_close(torch.export.export(layer, (images,)).module()(images), expected)
-        file = io.BytesIO()
-        torch.save(layer.state_dict(), file)
-        file.seek(0)
-        state = torch.load(file, weights_only=True)
-        assert set(state) >= {f"{form.replace('-', '_')}_cores.0", "bias"}
-        other = {TensorizedLinear: linear, TensorizedConv2d: conv}.get(type(layer), _separable)(form, **_padding(layer))
-        other.float().load_state_dict(state)
-        torch.testing.assert_close(other(images), expected)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            narrow = layer(images)
-        assert narrow.dtype == torch.bfloat16
-        torch.testing.assert_close(narrow.float(), expected, rtol=0, atol=0.05 * expected.abs().max().item())
-
-
-def _padding(layer: nn.Module) -> dict[str, Any]:
-    return {} if isinstance(layer, TensorizedLinear) else {"padding": 1}
-
-
-def _separable(form, **settings: Any) -> TensorizedSeparableConv2d:
-    return conv(form, TensorizedSeparableConv2d, **settings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_it_compiles(form) -> None:
-    for layer in made(form):
-        torch.testing.assert_close(compiled(layer)(stream(layer)), layer(stream(layer)))
+        assert {f"{form.replace('-', '_')}_cores.0", "bias"} <= layer.state_dict().keys()
 
 
 def test_it_can_be_made_without_values() -> None:

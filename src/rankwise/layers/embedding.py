@@ -134,7 +134,8 @@ class FactorizedEmbedding(FactorizedLayer):
         hidden = F.embedding(input, left, self.padding_idx, sparse=self.sparse)
         for factor in rest:
             hidden = hidden @ factor
-        return hidden
+        # Under autocast too rows are of the table's type, as a dense table's are, whichever way was taken.
+        return hidden.to(left.dtype)
 
     def _at_once(self, input: Int[Tensor, " *batch"]) -> Float[Tensor, "*batch n"]:
         return F.embedding(input, self.weight, self.padding_idx)
