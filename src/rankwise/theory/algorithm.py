@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from rankwise.errors import UserError
 from rankwise.theory.path import Ending, Path, Plateau, Stage
 from rankwise.theory.problem import NotFinite, Problem
 from rankwise.theory.race import Race, race
-from rankwise.theory.settle import Failure, Settled, settle, support_curvature
+from rankwise.theory.settle import Failure, Settled, failed, settle, support_curvature
 
 ENDINGS = {
     Failure.UNBOUNDED: Ending.UNBOUNDED,
@@ -83,24 +82,20 @@ def greedy(
                 f"coordinates {names} tie at time {time:.6g}: Assumption 4.2 fails, at any alpha they activate together"
             )
             return _path(found, start, Ending.TIED, reason, ahead.tied)
-        settled = _activate(problem, plateau, ahead, perturbation, largest)
-        forces = None
-        if settled.failure is None:
-            try:
-                forces = problem.force(settled.products)
-            except NotFinite as error:
-                settled = Settled(settled.products, settled.support, failure=Failure.NOT_FINITE, reason=str(error))
-        if forces is None:
+        try:
+            settled = _activate(problem, plateau, ahead, perturbation, largest)
+            stage = None if settled.failure else _stage(problem, plateau, ahead, settled)
+        except NotFinite as error:
+            settled, stage = failed(plateau.product, Failure.NOT_FINITE, str(error)), None
+        if stage is None:
             assert settled.failure is not None
             reason = (
                 f"stage {len(found) + 1} (coordinate {problem.name(ahead.winner)} at time {time:.6g}): "
                 f"{settled.reason}; {ADVICE[settled.failure]}"
             )
             return _path(found, start, ENDINGS[settled.failure], reason)
-        left = ((plateau.product != 0) & ~settled.support).nonzero().flatten().tolist()
-        stage = _stage(problem, plateau, ahead, settled, forces, tuple(left))
         found.append(stage)
-        support, largest = settled.support, max(largest, float(forces.abs().max()))
+        support, largest = settled.support, max(largest, float(stage.force.abs().max()))
         plateau = Plateau(stage.time, stage.product, stage.log_scale, stage.force, stage.loss)
 
 
@@ -134,9 +129,7 @@ def _activate(problem: Problem, plateau: Plateau, ahead: Race, perturbation: flo
     return settle(problem, products, largest_force=largest)
 
 
-def _stage(
-    problem: Problem, plateau: Plateau, ahead: Race, settled: Settled, forces: Tensor, dropped: tuple[int, ...]
-) -> Stage:
+def _stage(problem: Problem, plateau: Plateau, ahead: Race, settled: Settled) -> Stage:
     assert ahead.winner is not None
     idle = plateau.product == 0
     log_scale = torch.where(idle, plateau.log_scale - ahead.wait * plateau.force, plateau.log_scale).clamp(0, 2)
@@ -148,12 +141,12 @@ def _stage(
         sign=ahead.sign,
         product=settled.products,
         support=tuple(settled.support.nonzero().flatten().tolist()),
-        dropped=dropped,
+        dropped=tuple((~idle & ~settled.support).nonzero().flatten().tolist()),
         margin=ahead.margin,
         runner_up=ahead.runner_up,
         loss=problem.value(settled.products),
         log_scale=log_scale,
-        force=forces,
+        force=problem.force(settled.products),
         curvature=support_curvature(problem, settled.products),
         distance=ahead.wait * math.fabs(plateau.force[ahead.winner].item()),
         place=None if problem.coordinates is None else problem.coordinates[ahead.winner],

@@ -28,12 +28,14 @@ class Trajectory:
         times: where the solver stepped, from zero.
         states: the solution there.
         failure: why it ended before its end, or None.
+        not_finite: whether that is a slope which is not finite.
         evaluations: how often the slope was asked for by the solver.
     """
 
     times: Float[Tensor, " steps"]
     states: Float[Tensor, "steps p"] = field(repr=False)
     failure: str | None = field(kw_only=True)
+    not_finite: bool = field(kw_only=True)
     evaluations: int = field(kw_only=True)
     _dense: Any = field(kw_only=True, repr=False)
 
@@ -80,7 +82,7 @@ def integrate(
         atol=tolerance,
         jac=lambda _, state: jacobian(torch.tensor(state)).numpy(),
     )
-    times, states, pieces, failure = [0.0], [start.clone()], [], None
+    times, states, pieces, failure, not_finite = [0.0], [start.clone()], [], None, False
     while solver.status == "running":
         if len(times) > most_steps:
             failure = f"{most_steps} steps did not suffice"
@@ -90,7 +92,7 @@ def integrate(
                 warnings.simplefilter("always")
                 solver.step()
         except NotFinite as error:
-            failure = str(error)
+            failure, not_finite = str(error), True
             break
         if solver.status == "failed":
             said = f": {caught[-1].message}" if caught else ""
@@ -107,6 +109,7 @@ def integrate(
         torch.tensor(times, dtype=torch.float64),
         torch.stack(states),
         failure=failure,
+        not_finite=not_finite,
         evaluations=int(solver.nfev),
         _dense=dense,
     )

@@ -76,12 +76,11 @@ def settle(
         tolerance: of the integration.
         most_steps: after which it is given up.
     """
-    flow = _Flow(problem, products, largest_force)
-    start = products[flow.moving].abs().log()
     try:
+        flow = _Flow(problem, products, largest_force)
         way = integrate(
             flow.slope,
-            start,
+            products[flow.moving].abs().log(),
             until=float("inf"),
             jacobian=flow.jacobian,
             tolerance=tolerance,
@@ -90,20 +89,19 @@ def settle(
             keep=False,
         )
     except NotFinite as error:
-        return _failed(products, Failure.NOT_FINITE, str(error))
+        return failed(products, Failure.NOT_FINITE, str(error))
     if flow.found is not None:
         return flow.found
     last = flow.products(way.states[-1])
     if flow.unbounded:
-        return _failed(
+        return failed(
             last, Failure.UNBOUNDED, f"the products grow without end (the largest is {last.abs().max():.3g})"
         )
-    if way.failure is not None and "gradient" in way.failure:
-        return _failed(last, Failure.NOT_FINITE, way.failure)
-    return _failed(last, Failure.UNSETTLED, way.failure or "the flow slows down without coming to rest")
+    failure = Failure.NOT_FINITE if way.not_finite else Failure.UNSETTLED
+    return failed(last, failure, way.failure or "the flow slows down without coming to rest")
 
 
-def _failed(products: Tensor, failure: Failure, reason: str) -> Settled:
+def failed(products: Tensor, failure: Failure, reason: str) -> Settled:
     return Settled(products, products != 0, failure=failure, reason=reason)
 
 
