@@ -155,6 +155,75 @@ def test_real_weights_keep_their_embeddings(minilm_directory) -> None:
     torch.testing.assert_close(rounded.double(), expected, rtol=0, atol=1e-4)
 
 
+def llama(state: dict[str, Tensor] | None = None, **config: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config.setdefault("tie_word_embeddings", True)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
+    if state is not None:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+        assert (missing, unexpected) == (["lm_head.weight"], [])
+    return model.double().eval()
+
+
+def logits_before_and_after(model: nn.Module, vocabulary: int) -> tuple[Tensor, Tensor, Rebalanced]:
+    words = torch.randint(3, vocabulary, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = model(words).logits
+        record = balance_(model)
+        return before, model(words).logits, record
+
+
+@pytest.mark.slow
+def test_real_rotary_weights_keep_their_logits(stories15m_state) -> None:
+    """stories15M: queries and keys get a scale for each pair, values and output a matrix."""
+    config, state = stories15m_state
+    model = llama(state, **{key: value for key, value in config.items() if key not in ("architectures", "model_type")})
+    before, after, record = logits_before_and_after(model, 32000)
+    assert (len(record.moved), len(record.left_alone)) == (12, 0)
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-10 * before.abs().max().item())
+    for each in record.moved:
+        assert each.gauge == ("a scale per pair" if each.site.endswith(".qk") else "a matrix")
+        assert each.after.relative < 1e-20 < 1e-5 < each.before.relative
+    # What holds for plain heads does not hold here: a matrix between queries and keys would change what is written.
+    site = rw.find(model)["layers.0.qk"]
+    query = site.factors[0].view(model.get_parameter(site.factors[0].parameter).data)
+    key = site.factors[1].view(model.get_parameter(site.factors[1].parameter).data)
+    move = torch.linalg.qr(torch.randn(48, 48, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).Q
+    product = site.product(model).dense().detach().clone()
+    query.copy_(query @ move)
+    key.copy_(move.mT @ key)
+    torch.testing.assert_close(site.product(model).dense().detach(), product)
+    words = torch.randint(3, 32000, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert (model(words).logits - before).abs().max() > 1e-3 * before.abs().max()
+
+
+def test_a_whole_model_whose_heads_share_keys_keeps_its_logits() -> None:
+    torch.manual_seed(0)
+    model = uneven(
+        llama(
+            vocab_size=90,
+            hidden_size=48,
+            intermediate_size=64,
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            attention_bias=True,
+        )
+    )
+    before, after, record = logits_before_and_after(model, 90)
+    assert (len(record.moved), len(record.left_alone)) == (6, 0)
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-10 * before.abs().max().item())
+    assert max(each.after.relative for each in record.moved) < 1e-20 < 1e-3 < record.moved[0].before.relative
+    # The law is of the group: its heads' queries taken together balance the keys that they share.
+    site = rw.find(model)["layers.1.ov"]
+    assert float(balance(concatenated(site.product(model), 1)).relative.max()) < 1e-20
+    assert (
+        float(balance(rw.Product(*(f.expand(2, 3, *f.shape[-2:]) for f in site.product(model).factors))).relative.max())
+        > 1e-3
+    )
+
+
 def test_normalized_queries_and_keys_are_scaled_only_on_demand() -> None:
     model = tiny("qwen3")
     sites = rw.find(model).select(kind="qk")
