@@ -13,7 +13,7 @@ from torch import Tensor
 from rankwise.errors import UserError, require
 from rankwise.theory.crossings import crossing_times
 from rankwise.theory.integration import Trajectory, integrate
-from rankwise.theory.log_space import LogSpace
+from rankwise.theory.log_space import LogSpace, start_weights
 from rankwise.theory.path import Path
 from rankwise.theory.problem import Problem
 
@@ -85,9 +85,10 @@ class Flow:
         """The state at any rescaled times up to the last."""
         asked = torch.as_tensor(times, dtype=torch.float64)
         last = self.times[-1].item()
-        if bool((asked < 0).any()) or bool((asked > last * (1 + 1e-12)).any()):
+        outside = asked[~((asked >= 0) & (asked <= last * (1 + 1e-12)))]
+        if outside.numel():
             raise UserError(
-                f"the flow was asked for time {asked.max().item():g}, it covers 0 to {last:.6g}: integrate further, "
+                f"the flow was asked for time {outside[0].item():g}, it covers 0 to {last:.6g}: integrate further, "
                 "until=..."
             )
         states = self.trajectory.at((asked * self.span).clamp(max=self.trajectory.times[-1].item()).reshape(-1))
@@ -206,7 +207,8 @@ def flow(
     >>> run.products[-1].round(decimals=4)
     tensor([ 2., -4.], dtype=torch.float64)
     """
-    if len(torch.as_tensor(start[0])) != problem.size:
+    start = start_weights(*start)
+    if len(start[0]) != problem.size:
         raise UserError(
             f"the start has {len(start[0])} coordinates, the problem {problem.size}: give u0 and v0 of its size"
         )
