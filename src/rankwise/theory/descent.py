@@ -177,6 +177,8 @@ def _batches(problem: Problem, batch: int | None, seed: int) -> Callable[[Tensor
 
 def _rate(optimizer: torch.optim.Optimizer) -> float | None:
     """The time that a step takes, where the optimizer is a discrete gradient flow."""
-    (group,) = optimizer.param_groups
-    plain = isinstance(optimizer, torch.optim.SGD) and not group["weight_decay"] and not group["momentum"]
-    return float(group["lr"]) if plain else None
+    group, *others = optimizer.param_groups
+    if others or not isinstance(optimizer, torch.optim.SGD):
+        return None
+    changed = any(group[one] for one in ("momentum", "weight_decay", "maximize"))
+    return None if changed else float(group["lr"])
