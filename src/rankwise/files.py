@@ -10,10 +10,11 @@ from rankwise.errors import UserError
 from rankwise.text import printable
 
 
-def write_whole(path: str | Path, content: str | bytes) -> Path:
+def write_whole(path: str | Path, content: str | bytes, *, durable: bool = False) -> Path:
     """Write a file so that a reader finds the old one or the whole new one, never a part; returns its path.
 
-    A device or a pipe is written to as it is, and a link is followed: neither is replaced.
+    A device or a pipe is written to as it is, and a link is followed: neither is replaced. A durable file is on the
+    disk when this returns, so that even a power cut leaves the old one or the new one.
     """
     data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
     place = Path(os.path.realpath(path))
@@ -26,14 +27,29 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
             try:
                 fresh.write(data)
                 fresh.flush()
+                if durable:
+                    os.fsync(fresh.fileno())
                 os.chmod(fresh.name, _mode(place))
                 os.replace(fresh.name, place)
             except BaseException:
                 os.unlink(fresh.name)
                 raise
+        if durable:
+            sync_folder(place.parent)
     except OSError as error:
         raise UserError(f"cannot write {printable(path)}: {error.strerror}") from None
     return Path(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk: what was renamed or made there survives a power cut."""
+    if os.name == "nt":  # Folders cannot be opened there, and names are journalled.
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_writable(path: str | Path) -> None:
