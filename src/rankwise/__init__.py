@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rankwise.layers.embedding import FactorizedEmbedding as FactorizedEmbedding
     from rankwise.layers.factorize import factorize as factorize
     from rankwise.layers.head_weights import HeadWeights as HeadWeights
+    from rankwise.layers.heads import shrink_heads as shrink_heads
     from rankwise.layers.initialization import Spectral as Spectral
     from rankwise.layers.linear import FactorizedLinear as FactorizedLinear
     from rankwise.layers.multihead import FactorizedMultiheadAttention as FactorizedMultiheadAttention
@@ -110,6 +111,7 @@ _MODULES = {
     "rankwise.layers.embedding": ("FactorizedEmbedding",),
     "rankwise.layers.factorize": ("factorize",),
     "rankwise.layers.head_weights": ("HeadWeights",),
+    "rankwise.layers.heads": ("shrink_heads",),
     "rankwise.layers.initialization": ("Spectral",),
     "rankwise.layers.linear": ("FactorizedLinear",),
     "rankwise.layers.multihead": ("FactorizedMultiheadAttention",),

@@ -102,7 +102,7 @@ def test_energy_needs_values_that_are_numbers():
 
 def test_the_plan_prints_what_it_does_and_what_it_leaves():
     text = shown(rw.factorization_plan(on_meta(CifarResNet, 8), rank=0.25))
-    for part in ("layer3.0.conv1", "64x32x3x3", "24 of 96", "6,912 (0.38)", "9,216 (0.50)", "75,290 -> ", "scale 0.25"):
+    for part in ("layer3.0.conv1", "64x32x3x3", "24/96", "6,912 0.38", "18,432 0.50", "75,290 -> ", "scale 0.25"):
         assert part in text
     for part in ("stays dense", "conv1.weight", "16x3x3x3", "it reads the input: select it by name"):
         assert part in text
@@ -111,6 +111,28 @@ def test_the_plan_prints_what_it_does_and_what_it_leaves():
     text = shown(rw.factorization_plan(tied, rank=6))
     assert "words, head" in text
     assert "tied: its factors are shared; no fewer parameters than dense" in text
+
+
+def test_printing_a_plan_shows_its_tables_and_its_name_says_the_gist(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    plan = rw.factorization_plan(on_meta(CifarResNet, 20), budget=0.3)
+    print(plan)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.lstrip().startswith("layer") and "/" in line for line in lines) == 18  # none is broken in two
+    assert "stays dense" in {line.strip() for line in lines}
+    assert repr(plan) == "Plan(18 layers factorized, 2 matrices stay dense: 269,722 -> 80,650 parameters)"
+
+
+def test_matrices_of_equal_layers_that_stay_dense_share_a_row():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    plan = rw.factorization_plan(nn.TransformerEncoder(layer, 3), rank=2)
+    assert len(plan.dense) == 6
+    rows = [line for line in shown(plan).splitlines() if "MultiheadAttention" in line]
+    assert [row.split()[:4] for row in rows] == [
+        ["layers.*.self_attn.in_proj_weight", "3", "of", "24x8"],
+        ["layers.*.self_attn.out_proj.weight", "3", "of", "8x8"],
+    ]
 
 
 def test_names_out_of_a_model_are_shown_as_text():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 
 from rankwise.layers.dense import KINDS
@@ -107,11 +108,11 @@ def _obstacle(module: nn.Module, name: str) -> str | None:
     if isinstance(getattr(module, name.split(".")[0], None), UninitializedParameter):
         return "its layer is lazy: run the model once on an input"
     if type(module) not in KINDS or name != "weight":
+        if isinstance(module, (nn.MultiheadAttention, NonDynamicallyQuantizableLinear)):
+            return "it belongs to a MultiheadAttention: rankwise.shrink_heads gives it smaller heads"
         base = next((base for base in KINDS if isinstance(module, base)), None)
         if base is not None:
             return f"its layer is a {kind}, which may do more than a {base.__name__}"
-        if isinstance(module, nn.MultiheadAttention):
-            return "it belongs to a MultiheadAttention: see rankwise.FactorizedMultiheadAttention"
         return f"it belongs to a {kind}, which has no factorized form"
     weight = module.weight
     if type(weight) is not nn.Parameter or type(weight.data) is not Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ from rankwise.text import printable
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
+
+_NUMBER = re.compile(r"\.\d+(?=\.)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,7 @@ class PlannedLayer:
         return factor_parameters(self.shape, self.rank, self.depth)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """Which layers of a model become products, of which rank, and what stays dense and why.
 
@@ -112,44 +116,44 @@ class Plan:
 
     def table(self) -> Table:
         """Every factorized layer in a row."""
-        from rich.table import Table
         from rich.text import Text
 
         measured = any(layer.timing is not None for layer in self.layers)
         noted = any(layer.notes for layer in self.layers)
-        table = Table(title=_title(self))
+        table = _table(_title(self), caption=_caption(measured))
         table.add_column("layer", overflow="fold")
-        for column in ("weight", "rank", "parameters", "multiplications", *(["measured here"] if measured else [])):
-            table.add_column(column, justify="right")
+        for column in ("weight", "rank", "parameters", "FLOPs", *(["time here"] if measured else [])):
+            table.add_column(column, justify="right", no_wrap=True)
         if noted:
             table.add_column("notes", overflow="fold")
         for layer in self.layers:
             row = [
                 ", ".join(map(printable, layer.names)) or "(the model)",
                 "x".join(map(str, layer.weight_shape)),
-                f"{layer.rank:,} of {layer.limit:,}",
-                f"{layer.parameters:,} ({layer.parameters / layer.dense_parameters:.2f})",
-                f"{layer.work:,}" + (f" ({layer.work / layer.dense_work:.2f})" if layer.dense_work else ""),
-                *([str(layer.timing or "")] if measured else []),
+                f"{layer.rank:,}/{layer.limit:,}",
+                f"{layer.parameters:,} {layer.parameters / layer.dense_parameters:.2f}",
+                f"{2 * layer.work:,}" + (f" {layer.work / layer.dense_work:.2f}" if layer.dense_work else ""),
+                *([_time(layer.timing)] if measured else []),
                 *(["; ".join(layer.notes)] if noted else []),
             ]
             table.add_row(*map(Text, row))
-        table.caption = (
-            "multiplications for each position of the output; in parentheses, the share of the dense layer's"
-        )
         return table
 
     def dense_table(self) -> Table:
-        """Every matrix that stays dense in a row, with the reason."""
-        from rich.table import Table
+        """Every matrix that stays dense with the reason; those whose numbers alone differ share a row."""
         from rich.text import Text
 
-        table = Table(title="stays dense")
-        table.add_column("parameter", overflow="fold")
-        table.add_column("shape", justify="right")
-        table.add_column("why", overflow="fold")
+        alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for each in self.dense:
-            table.add_row(*map(Text, (printable(each.parameter), "x".join(map(str, each.shape)), each.reason)))
+            shape = "x".join(map(str, each.shape))
+            alike[_NUMBER.sub(".*.", f".{printable(each.parameter)}")[1:], shape, each.reason].append(each.parameter)
+        table = _table("stays dense")
+        table.add_column("parameter", overflow="fold")
+        table.add_column("shape", justify="right", no_wrap=True)
+        table.add_column("why", overflow="fold")
+        for (pattern, shape, reason), names in alike.items():
+            name, count = (printable(names[0]), "") if len(names) == 1 else (pattern, f"{len(names)} of ")
+            table.add_row(*map(Text, (name, f"{count}{shape}", reason)))
         return table
 
     def __rich__(self) -> Group:
@@ -157,11 +161,20 @@ class Plan:
 
         return Group(self.table(), self.dense_table()) if self.dense else Group(self.table())
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return (
-            f"{len(self.layers)} layers factorized, {len(self.dense)} matrices stay dense: "
-            f"{self.dense_parameters:,} -> {self.parameters:,} parameters ({self.ratio:.4f})"
+            f"Plan({len(self.layers)} layers factorized, {len(self.dense)} matrices stay dense: "
+            f"{self.dense_parameters:,} -> {self.parameters:,} parameters)"
         )
+
+    def __str__(self) -> str:
+        """The tables as text, as wide as the terminal."""
+        from rich.console import Console
+
+        console = Console()
+        with console.capture() as printed:
+            console.print(self)
+        return printed.get().rstrip()
 
 
 def factor_parameters(shape: tuple[int, int], rank: int, depth: int) -> int:
@@ -176,3 +189,24 @@ def factor_parameters(shape: tuple[int, int], rank: int, depth: int) -> int:
 def _title(plan: Plan) -> str:
     scale = "" if plan.scale is None else f", scale {plan.scale:.4g}"
     return f"{plan.dense_parameters:,} -> {plan.parameters:,} parameters ({plan.ratio:.4f}){scale}"
+
+
+def _table(title: str, caption: str | None = None) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(
+        title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left"
+    )
+
+
+def _caption(measured: bool) -> str:
+    time = "; time: forward and backward in the faster way" if measured else ""
+    return (
+        f"FLOPs: of a forward pass, for each position of the output{time}. A second number is the share of the dense "
+        "layer's: below 1 is less."
+    )
+
+
+def _time(timing: Timing | None) -> str:
+    return "" if timing is None else f"{timing.share:.2f} {timing.faster}"

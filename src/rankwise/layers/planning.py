@@ -43,7 +43,9 @@ def factorization_plan(
     rule: RankRule | None = None,
     measure_on: Any = None,
 ) -> Plan:
-    """What `factorize` would do, as a table to print: layers, ranks, parameters, multiplications, and what stays dense.
+    """What `factorize` would do, without doing it; `plan.apply(model)` then does it.
+
+    `print(plan)` shows every layer, its rank, parameters and FLOPs, and what stays dense and why.
 
     A model on the meta device will do, except for `energy` and `measure_on`.
 
@@ -54,8 +56,11 @@ def factorization_plan(
     All others are those of `factorize`.
 
     >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    >>> print(factorization_plan(net, rank=8))
-    1 layers factorized, 1 matrices stay dense: 4,810 -> 1,738 parameters (0.3613)
+    >>> plan = factorization_plan(net, rank=8)
+    >>> plan
+    Plan(1 layers factorized, 1 matrices stay dense: 4,810 -> 1,738 parameters)
+    >>> plan.layers[0].rank, plan.dense[0].reason
+    (8, 'it writes the output: select it by name')
     """
     if sum(given is not None for given in (budget, rank, energy)) != 1:
         raise UserError("give one of budget=, rank= and energy=: for example budget=0.1, rank=8 or energy=0.9")

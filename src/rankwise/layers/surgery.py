@@ -34,7 +34,7 @@ def applied(plan: Plan, model: nn.Module) -> Any:
             placed: FactorizedLayer = empty.settle(dense) if made is None else empty.share(made.factors, dense)
             made = made or placed
             replacements[id(dense)] = placed
-    return _copied(model, replacements)
+    return copied(model, replacements)
 
 
 def collapse(model: nn.Module) -> Any:
@@ -62,10 +62,11 @@ def collapse(model: nn.Module) -> Any:
         replacements[id(module)] = dense
     if not replacements:
         warnings.warn("collapse has no effect: the model has no factorized layers", stacklevel=2)
-    return _copied(model, replacements)
+    return copied(model, replacements)
 
 
-def _copied(model: nn.Module, replacements: dict[int, Any]) -> Any:
+def copied(model: nn.Module, replacements: dict[int, Any]) -> Any:
+    """A copy of a model with other modules in the place of some, by their ids."""
     # What the memo holds counts as copied already: every mention of a layer, as a child, as an attribute or in a list,
     # becomes its replacement, and the weights that are replaced are never copied.
     return copy.deepcopy(model, dict(replacements))
