@@ -50,6 +50,28 @@ def concatenated(product: Product, group: int) -> Product:
     return Product(left.select(axis, 0), turned, start=product.start, is_sum=product.is_sum)
 
 
+def shared_axis(product: Product) -> int | None:
+    """The batch axis along which heads share a factor, for the balance of groups; None where none or several do.
+
+    >>> import torch
+    >>> shared_axis(Product(torch.randn(8, 4, 64, 16), torch.randn(8, 1, 16, 64)))
+    1
+    """
+    if product.depth != 2:
+        return None
+    dimensions = len(product.batch_shape)
+    shared = [
+        axis
+        for axis in range(dimensions)
+        if product.batch_shape[axis] > 1
+        and any(
+            factor.ndim - 2 < dimensions - axis or factor.shape[axis - dimensions - 2] == 1
+            for factor in product.factors
+        )
+    ]
+    return shared[0] if len(shared) == 1 else None
+
+
 def separated(product: Product, group: int, members: int, *, shared: str) -> Product:
     """The inverse of `concatenated`: the members of each group again, along their own batch axis.
 

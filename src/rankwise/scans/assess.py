@@ -9,6 +9,7 @@ from rankwise.errors import RankwiseError
 from rankwise.numbers import bound, bounds, number, numbers
 from rankwise.product.balance import Balance, balance
 from rankwise.product.catalogue import MEASURES, Measured
+from rankwise.product.groups import shared_axis
 from rankwise.product.leading import outline
 from rankwise.product.null import NullModel, NullValue, ScaledNull, null_model
 from rankwise.product.pairs import pair_balance
@@ -172,21 +173,10 @@ def _balance_entries(found: Balance) -> list[dict[str, Any] | None]:
 
 def _groups(product: Product) -> list[dict[str, Any]] | None:
     """For heads that share keys or values: the balance of each group's concatenation, for which the laws hold."""
-    if product.depth != 2:
+    axis = shared_axis(product)
+    if axis is None:
         return None
-    dimensions = len(product.batch_shape)
-    shared = [
-        axis
-        for axis in range(dimensions)
-        if product.batch_shape[axis] > 1
-        and any(
-            factor.ndim - 2 < dimensions - axis or factor.shape[axis - dimensions - 2] == 1
-            for factor in product.factors
-        )
-    ]
-    if len(shared) != 1:
-        return None
-    found = balance(product, group=shared[0])
+    found = balance(product, group=axis)
     entries = _balance_entries(found)
     return [dict(entry or {}) | {"null": _null(found.null)} for entry in entries]
 
