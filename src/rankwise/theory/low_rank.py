@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rankwise.errors import UserError, require
 from rankwise.theory.integration import integrate
+from rankwise.theory.problem import NotFinite
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 FLOOR = 1e-7
 # The flow is handed to least squares when the factor changes by less than this share in a time unit.
 SLOW = 1e-6
+# Least squares may move W by this share; a factor that grew by so much has no end.
+NEAR, LARGEST = 1e-2, 1e6
+# A stage whose gradient ends above this share of the first eigenvalue did not come to rest.
+UNSETTLED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -98,16 +103,28 @@ def greedy_low_rank(
         raise UserError(f"size {size} and a perturbation of {perturbation} were given: give positive numbers")
     factor = torch.zeros(size, 0, dtype=torch.float64)
     found: list[RankStage] = []
-    first = math.nan
-    while len(found) < (size if stages is None else stages):
-        values, vectors = torch.linalg.eigh(-_gradient(loss, factor @ factor.mT))
+    first, asked = math.nan, size if stages is None else stages
+    while True:
+        values, vectors = torch.linalg.eigh(-_checked(_gradient(loss, factor @ factor.mT)))
         speed, direction = float(values[-1]), vectors[:, -1]
         first = first if found else speed
         if not speed > FLOOR * first:
-            break
+            return RankPath(tuple(found), complete=True, reason="no direction of escape is left: W minimizes the loss")
+        if len(found) >= asked:
+            said = "full rank" if stages is None else "as many as were asked for"
+            return RankPath(tuple(found), complete=False, reason=f"{len(found)} stages, {said}; W can still escape")
         grown = torch.cat([factor, perturbation * math.sqrt(speed) * direction[:, None]], 1)
-        factor, residual = _settled(loss, grown, unit=first)
+        try:
+            factor, residual = _settled(loss, grown, unit=first)
+        except NotFinite as error:
+            return RankPath(tuple(found), complete=False, reason=f"stage {len(found) + 1}: {error}")
         matrix = factor @ factor.mT
+        if not residual < UNSETTLED * first:
+            reason = (
+                f"stage {len(found) + 1} does not come to rest (the gradient is {residual:.2g} at a W of norm "
+                f"{matrix.norm():.2g}): the loss may have no finite minimum there; add a little decay of W to it"
+            )
+            return RankPath(tuple(found), complete=False, reason=reason)
         found.append(
             RankStage(
                 factor.shape[1],
@@ -118,9 +135,6 @@ def greedy_low_rank(
                 residual=residual / first,
             )
         )
-    else:
-        return RankPath(tuple(found), complete=False, reason=f"{len(found)} stages, as many as were asked for")
-    return RankPath(tuple(found), complete=True, reason="no direction of escape is left: W minimizes the loss")
 
 
 def _gradient(loss: Callable[[Tensor], Tensor], matrix: Tensor) -> Tensor:
@@ -128,19 +142,31 @@ def _gradient(loss: Callable[[Tensor], Tensor], matrix: Tensor) -> Tensor:
     return (found + found.mT) / 2
 
 
+def _checked(gradient: Tensor) -> Tensor:
+    if not bool(gradient.isfinite().all()):
+        raise NotFinite("the gradient is not finite: the loss has no finite minimum there, or divides 0 by 0")
+    return gradient
+
+
 def _settled(loss: Callable[[Tensor], Tensor], factor: Tensor, *, unit: float) -> tuple[Tensor, float]:
     """Where the flow `dU/dt = -grad_U f(U U^T)` from a factor ends, and the size of the gradient there."""
     shape = factor.shape
 
-    def slope(entries: Tensor) -> Tensor:
-        return -torch.func.grad(lambda u: loss(u @ u.mT))(entries.view(shape)).flatten()
+    def pull(entries: Tensor) -> Tensor:
+        u = entries.view(shape)
+        return -2 * (_gradient(loss, u @ u.mT) @ u).flatten()
 
-    jacobian = torch.func.jacrev(slope)
+    def slope(entries: Tensor) -> Tensor:
+        return _checked(pull(entries))
+
+    jacobian = torch.func.jacrev(pull)
     growing = float(slope(factor.flatten()).norm())
 
-    def slow(_: float, entries: Tensor) -> bool:
-        pace = float(slope(entries).norm())
-        return pace < min(SLOW * unit * float(entries.norm()), growing / 2)
+    limit = LARGEST * max(float(factor.norm()), math.sqrt(unit))
+
+    def over(_: float, entries: Tensor) -> bool:
+        pace, size = float(slope(entries).norm()), float(entries.norm())
+        return size > limit or pace < min(SLOW * unit * size, growing / 2)
 
     way = integrate(
         slope,
@@ -148,7 +174,7 @@ def _settled(loss: Callable[[Tensor], Tensor], factor: Tensor, *, unit: float) -
         until=math.inf,
         jacobian=jacobian,
         tolerance=1e-9,
-        stop=slow,
+        stop=over,
         most_steps=20_000,
         keep=False,
     )
@@ -160,5 +186,8 @@ def _settled(loss: Callable[[Tensor], Tensor], factor: Tensor, *, unit: float) -
         method="lm",
         tol=1e-14,
     )
-    settled = torch.tensor(answer.x)
-    return settled.view(shape), float(slope(settled).norm())
+    settled, flowed = torch.tensor(answer.x).view(shape), way.states[-1].view(shape)
+    # Far from where the flow was going it is another stationary point.
+    apart = (settled @ settled.mT - flowed @ flowed.mT).norm() / (flowed @ flowed.mT).norm()
+    end = settled if float(apart) < NEAR else flowed
+    return end, float(slope(end.flatten()).norm())
