@@ -47,6 +47,14 @@ def test_layers_that_a_mapping_does_not_name_stay_dense():
     assert {each.parameter: each.reason for each in plan.dense}["2.weight"] == "rank= does not name it"
 
 
+def test_layers_too_thin_for_one_rank_for_all_stay_dense_and_say_so():
+    plan = rw.factorization_plan(net(), rank=10)
+    assert plan.ranks == {"0": 10}
+    reasons = {each.parameter: each.reason for each in plan.dense}
+    assert reasons["2.weight"] == "its largest rank is 9, and 10 were asked for"
+    assert rw.factorization_plan(net(), rank=10, overcomplete=True).ranks == {"0": 10, "2": 10}
+
+
 def test_the_ranks_of_a_plan_make_the_same_plan():
     plan = rw.factorization_plan(net(), budget=0.7)
     assert rw.factorization_plan(net(), rank=plan.ranks).layers == plan.layers
@@ -73,7 +81,9 @@ def test_energy_is_counted_in_the_matrix_that_is_factorized():
         ({}, "give one of budget=, rank= and energy="),
         ({"rank": 2, "budget": 0.1}, "give one of budget=, rank= and energy="),
         ({"rank": 0}, "0: rank must be at least 1, got 0"),
-        ({"rank": 10}, "2: rank 10 is above 9, the largest rank of a 9x10 matrix: give overcomplete=True"),
+        ({"rank": 11}, "0: rank 11 is above 10, the largest rank of a 10x12 matrix: give overcomplete=True"),
+        ({"rank": 10, "select": ["0", "2"]}, "2: rank 10 is above 9, the largest rank of a 9x10 matrix"),
+        ({"rank": {"*": 10}}, "2: rank 10 is above 9, the largest rank of a 9x10 matrix"),
         ({"rank": -0.5}, "a rank given as a share of the largest one must be above 0, got -0.5"),
         ({"rank": {"nothing": 3}}, "rank= names 'nothing', which matches none of the 2 selected layers: 0, 2"),
         ({"rank": True}, "rank must be a whole number, got True"),

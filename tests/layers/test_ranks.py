@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rankwise as rw
@@ -82,6 +82,7 @@ def test_a_budget_below_rank_one_says_what_can_be_reached():
             rw.factorization_plan(net("resnet32", 200), budget=0.02, rule=rule)
 
 
+@settings(max_examples=20)
 @given(side=st.sampled_from([smaller_side, output_side]), budget=st.floats(0.03, 0.95))
 def test_a_budget_is_an_upper_limit_unless_told_otherwise(side, budget):
     model = on_meta(CifarResNet, 20)

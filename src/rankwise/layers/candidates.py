@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 
-from rankwise.layers.dense import KINDS
+from rankwise.layers.dense import KINDS, kind_of
 from rankwise.layers.embedding import no_factorized_form
 from rankwise.layers.ranks import Kind
 from rankwise.product.product import REAL_TYPES
@@ -72,9 +72,9 @@ def candidates(model: nn.Module) -> tuple[list[Candidate], list[StaysDense]]:
     found = []
     for key, members in able.items():
         names, modules = zip(*members, strict=True)
-        candidate = Candidate(
-            names=names, modules=modules, kind=KINDS[type(modules[0])], weight_shape=tuple(modules[0].weight.shape)
-        )
+        kind = kind_of(modules[0])
+        assert kind is not None
+        candidate = Candidate(names=names, modules=modules, kind=kind, weight_shape=tuple(modules[0].weight.shape))
         if key in kept:
             unable.append((key, candidate.left_dense(f"it is tied to {kept[key].parameter}: {kept[key].reason}")))
         else:
@@ -107,7 +107,7 @@ def _obstacle(module: nn.Module, name: str) -> str | None:
         return f"it is a factor of a {kind} already"
     if isinstance(getattr(module, name.split(".")[0], None), UninitializedParameter):
         return "its layer is lazy: run the model once on an input"
-    if type(module) not in KINDS or name != "weight":
+    if kind_of(module) is None or name != "weight":
         if isinstance(module, (nn.MultiheadAttention, NonDynamicallyQuantizableLinear)):
             return "it belongs to a MultiheadAttention: rankwise.shrink_heads gives it smaller heads"
         base = next((base for base in KINDS if isinstance(module, base)), None)

@@ -36,8 +36,8 @@ def factorize(
         model: any module tree.
         budget: the parameters that the whole model may have: a share of what it has now (0.1), or a count (100_000).
             One scale for all layers is found by bisection; or
-        rank: the rank of every layer (8), the share of its largest rank (0.1), or a mapping of paths or globs to one
-            of them, which leaves all other layers dense; or
+        rank: the rank of every layer (8; without a selection, thinner layers stay dense), the share of its largest
+            rank (0.1), or a mapping of paths or globs to one of them, which leaves all other layers dense; or
         energy: the share of its squared singular values that each weight keeps, as it is now.
         select: paths or globs of the layers to factorize, or a function of path and module. By default all but the
             first convolution, the last linear layer and the projections of attention.

@@ -75,6 +75,9 @@ def factorization_plan(
     if isinstance(rank, Mapping):
         chosen, unnamed = _named(chosen, rank)
         left += unnamed
+    elif isinstance(rank, int) and select is None and not overcomplete:
+        chosen, thin = _wide_enough(chosen, rank, form)
+        left += thin
     if not chosen:
         stay = [*left, *unable]
         such = f", such as {stay[0].parameter} ({stay[0].reason})" if stay else ""
@@ -193,6 +196,20 @@ def _named(chosen: Sequence[Candidate], ranks: Mapping[str, int | float]) -> tup
     named = [candidate for candidate in chosen if any(_fits(glob, candidate) for glob in ranks)]
     rest = [candidate for candidate in chosen if candidate not in named]
     return named, [candidate.left_dense("rank= does not name it") for candidate in rest]
+
+
+def _wide_enough(chosen: Sequence[Candidate], rank: int, form: Form) -> tuple[list[Candidate], list[StaysDense]]:
+    """The layers that can have one rank for all, and the thinner ones; if all are thinner, the rank is to blame."""
+    limits = [min(_shape(candidate, form)) for candidate in chosen]
+    if rank > max(limits, default=0):
+        return list(chosen), []
+    pairs = list(zip(chosen, limits, strict=True))
+    thin = [
+        candidate.left_dense(f"its largest rank is {limit}, and {rank} were asked for")
+        for candidate, limit in pairs
+        if rank > limit
+    ]
+    return [candidate for candidate, limit in pairs if rank <= limit], thin
 
 
 def _check(candidate: Candidate, shape: Shape, rank: int, *, overcomplete: bool) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from rankwise.errors import UserError
 from rankwise.layers.candidates import Candidate, StaysDense
+from rankwise.layers.dense import kind_of
 from rankwise.sites.find import find
 from rankwise.sites.singles import looks_like_attention
 
@@ -82,10 +83,10 @@ def _stem(able: Sequence[Candidate], places: Sequence[int]) -> int | None:
 
 def _head(able: Sequence[Candidate], places: Sequence[int]) -> int | None:
     """The last linear layer, unless it is one of several equal ones, as in blocks, or an embedding is the head."""
-    kinds = {place: {type(module) for module in able[place].modules} for place in places}
-    if {nn.Linear, nn.Embedding} in kinds.values():
+    kinds = {place: {kind_of(module) for module in able[place].modules} for place in places}
+    if {"linear", "embedding"} in kinds.values():
         return None
-    linears = [place for place in places if kinds[place] == {nn.Linear}]
+    linears = [place for place in places if kinds[place] == {"linear"}]
     alike = [place for place in linears if _place_in_block(able[place]) == _place_in_block(able[linears[-1]])]
     return linears[-1] if len(alike) == 1 else None
 

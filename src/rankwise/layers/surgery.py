@@ -10,7 +10,7 @@ from torch import nn
 
 from rankwise.errors import UserError
 from rankwise.layers.base import FactorizedLayer
-from rankwise.layers.dense import KINDS, factorized_like
+from rankwise.layers.dense import factorized_like, kind_of
 from rankwise.layers.plan import Plan, PlannedLayer
 
 
@@ -77,7 +77,7 @@ def _found(model: nn.Module, name: str, layer: PlannedLayer) -> nn.Module:
         module: Any = model.get_submodule(name)
     except AttributeError:
         raise UserError(f"the plan names a layer '{name}', which this model has not: plan for this model") from None
-    shape = tuple(module.weight.shape) if type(module) in KINDS else None
+    shape = tuple(module.weight.shape) if kind_of(module) is not None else None
     if shape != layer.weight_shape:
         raise UserError(
             f"the plan expects a weight of shape {layer.weight_shape} at '{name}', and finds a "
