@@ -18,6 +18,7 @@ from rankwise.product.spectrum import Spectrum
 from rankwise.product.verdicts import random_distance, rank_share, spikes
 from rankwise.scans.settings import Settings
 from rankwise.scans.wide import Wide
+from rankwise.sites.record import describe
 from rankwise.sites.site import Site
 from rankwise.sites.source import Source
 
@@ -30,7 +31,7 @@ def assess(site: Site, source: Source, settings: Settings) -> dict[str, Any]:
     product = product.detach()
     if settings.device is not None:
         product = product.to(settings.device)
-    record = describe(site, product)
+    record = describe(site, product.widths)
     if site.kind not in settings.spectra:
         return record | {"heads": _outlined(product, settings), "null": None, "group": None}
     spectrum = product.spectrum(settings.method, settings.tolerance)
@@ -48,26 +49,6 @@ def assess(site: Site, source: Source, settings: Settings) -> dict[str, Any]:
 def stored(site: Site, source: Source) -> Product:
     """The product of the stored weights, times the number that an adapter is applied with."""
     return site.product(source) if site.scaling == 1.0 else site.product(Wide(source)) * site.scaling
-
-
-def describe(site: Site, product: Product) -> dict[str, Any]:
-    """What a record says of a site before any number."""
-    rotary = site.attention.rotary if site.attention is not None else None
-    return {
-        "name": site.name,
-        "kind": site.kind,
-        "layer": site.layer,
-        "stack": site.stack,
-        "batch": [list(axis) for axis in site.batch],
-        "widths": list(product.widths),
-        "orientation": site.orientation,
-        "layout": site.layout,
-        "certified": site.certified,
-        "parameters": list(site.parameters),
-        "scaling": site.scaling,
-        "notes": list(site.notes),
-        "rotary": None if rotary is None else {"pairs": rotary.pairs, "rotated": rotary.rotated, "start": rotary.start},
-    }
 
 
 def head_records(spectrum: Spectrum, names: Sequence[str]) -> list[dict[str, Any]]:

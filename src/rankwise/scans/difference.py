@@ -17,13 +17,14 @@ from rankwise.product.product import Product
 from rankwise.product.spectrum import UNCHANGED
 from rankwise.scans.align import Renamed, common_names
 from rankwise.scans.alignment import alignment
-from rankwise.scans.assess import describe, head_records
+from rankwise.scans.assess import head_records
 from rankwise.scans.matrices import matrix_record
 from rankwise.scans.scan import Scan, Step
 from rankwise.scans.settings import Settings
 from rankwise.scans.wide import Wide
 from rankwise.sites.checkpoints import Checkpoint, open_checkpoint
 from rankwise.sites.find import find
+from rankwise.sites.record import describe
 from rankwise.sites.registry import known_layouts
 from rankwise.sites.singles import is_matrix
 from rankwise.sites.site import Site
@@ -151,7 +152,7 @@ class Diff(Scan):
             overlap = overlaps[position] if head["failure"] is None else dict.fromkeys(overlaps[position])
             head |= {"null_scale": None, "verdicts": None, "balance": None, "pairs": None}
             head["change"] = {"relative": number(share), **overlap}
-        return describe(site, change) | {"heads": heads, "group": None, "null": None}
+        return describe(site, change.widths) | {"heads": heads, "group": None, "null": None}
 
     def _scaled(self, site: Site, source: Any, scaling: float) -> Product:
         product = site.product(source) if scaling == 1.0 else site.product(Wide(source)) * scaling
