@@ -54,7 +54,8 @@ def test_a_bad_gauge_balances_to_rounding(spread: float) -> None:
     p = gauged(20, 6, 15, 3, spread=spread)
     assert balance(p).relative.min() > (0.1 if spread else 0.0)
     after = moved(p, balancing_move(p))
-    assert_same(after, p, 1e-10)
+    # A gauge of condition 1e6 stores the product itself to no more than ten digits.
+    assert_same(after, p, 1e-9)
     assert balance(after).relative.max().item() < 1e-20
 
 

@@ -24,7 +24,8 @@ def two_threads():
 def test_values_do_not_depend_on_the_threads(count):
     matrices = gaussian([5, 5], 0, batch=(2, count)).left
     found = on_all_cores(torch.linalg.svdvals, matrices)
-    assert torch.equal(found, torch.linalg.svdvals(matrices))
+    # Not bit by bit: on some processors the kernels depend on where in memory a matrix lies.
+    torch.testing.assert_close(found, torch.linalg.svdvals(matrices), rtol=0, atol=1e-14)
 
 
 def test_order_is_kept_and_the_callers_threads_are_left_alone():

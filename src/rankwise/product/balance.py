@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Grams answer where they hold the gap to this share of it; the smaller gaps are left to the Bures distance.
 GRAM_SHARE = 1e-6
 
+OUT_OF_RANGE = "the squares of a factor's entries are beyond the range of float64"
+
 
 @dataclass(frozen=True)
 class Balance:
@@ -152,8 +154,15 @@ def junction(left: Float[Tensor, "*batch m r"], right: Float[Tensor, "*batch r n
         relative_imbalance=imbalance_norm / torch.where(mean_gram == 0, 1.0, mean_gram),
         widths=widths,
         method=methods[0] if len(set(methods)) == 1 else methods,
-        failures={int(index): NOT_FINITE for index in (~usable).flatten().nonzero().flatten()},
+        failures=_reasons(usable, finite(left) & finite(right)),
     )
+
+
+def _reasons(usable: Tensor, finite_factors: Tensor) -> dict[int, str]:
+    sound = finite_factors.expand(usable.shape).flatten().tolist()
+    return {
+        index: OUT_OF_RANGE if sound[index] else NOT_FINITE for index in (~usable).flatten().nonzero()[:, 0].tolist()
+    }
 
 
 def _trace(matrices: Tensor) -> Tensor:

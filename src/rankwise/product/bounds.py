@@ -1,9 +1,10 @@
 """How far rounding can move a computed spectrum: the constants, and how they turn into an error of each value.
 
-Sums of `k` terms are taken to round by at most `accumulation(k)` units: `min(k + 2, 8 sqrt(k))`. The first is the worst
-case, with room for terms of second order. The second is the probabilistic bound at eight standard deviations; it also
-covers sums whose roundings all lean the same way (equal entries, large means), because every matrix multiplication
-accumulates in blocks of at most a few hundred terms.
+A sum of `k` terms rounds by at most `k + 2` units, whatever order the machine adds it up in. The long sums, over the
+rows of a factor, are cut into blocks of our own, which round by `blocked(k)` at the worst. Elsewhere roundings are
+taken to have signs of their own and to reach `accumulation(k)` units, the probabilistic bound at eight standard
+deviations, on the Frobenius norm; where they all lean the same way (equal entries, large means), what they move is a
+part of rank one, and `leaning(k)` more units on the 2-norm make up the worst case.
 """
 
 from __future__ import annotations
@@ -27,13 +28,40 @@ DECOMPOSITION = 10.0
 MARGIN = 1.01
 
 
+# So many terms of a long sum are added up in one multiplication; the results of the multiplications one by one.
+BLOCK_TERMS = 256
+
+
+def blocked(terms: int) -> float:
+    """The most units of roundoff by which a sum in blocks can be off, relative to the norms of its two vectors.
+
+    >>> blocked(16), blocked(4096)
+    (19.0, 274.0)
+    """
+    return worst_case(min(terms, BLOCK_TERMS)) + math.ceil(terms / BLOCK_TERMS)
+
+
+def worst_case(terms: int) -> float:
+    """The most units of roundoff by which a sum can be off, in any order, relative to the norms of its two vectors."""
+    return terms + 2.0
+
+
 def accumulation(terms: int) -> float:
-    """Units of roundoff by which a sum of so many terms can be off, relative to the norms of its two vectors.
+    """Units of roundoff by which a sum of so many terms can be off, where they have signs of their own.
 
     >>> accumulation(16), accumulation(6400)
     (18.0, 640.0)
     """
-    return min(terms + 2.0, 8.0 * math.sqrt(terms))
+    return min(worst_case(terms), 8.0 * math.sqrt(terms))
+
+
+def leaning(terms: int) -> float:
+    """How many more units there can be where all roundings lean the same way, up to the worst case.
+
+    >>> leaning(16), leaning(6400)
+    (0.0, 5762.0)
+    """
+    return worst_case(terms) - accumulation(terms)
 
 
 def largest_eigenvalue_bound(gram: Float[Tensor, "*batch r r"]) -> Float[Tensor, "*batch"]:
@@ -57,11 +85,14 @@ def largest_eigenvalue_bound(gram: Float[Tensor, "*batch r r"]) -> Float[Tensor,
 def frobenius_norm(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
     """The Frobenius norm, also where the squares of the entries would leave the range of float64.
 
+    The length of the rows' lengths, so that no sum is longer than a row or a column.
+
     >>> frobenius_norm(torch.tensor([[3e-200, 4e-200]], dtype=torch.float64))
     tensor(5.0000e-200, dtype=torch.float64)
     """
     unit = _unit(matrices)
-    return unit * torch.linalg.matrix_norm(matrices / unit[..., None, None])
+    lengths = torch.linalg.vector_norm(matrices / unit[..., None, None], dim=-1)
+    return unit * torch.linalg.vector_norm(lengths, dim=-1)
 
 
 def column_lengths(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch columns"]:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rankwise.errors import UserError
 from rankwise.product import intervals, measures
-from rankwise.product.moments import second_moment
 from rankwise.product.product import Product
 from rankwise.product.spectrum import Spectrum
 
@@ -44,12 +43,8 @@ class Measure:
 
     def of(self, target: Spectrum | Product) -> Measured:
         """The number for every matrix, with its error and the method of the spectrum behind it."""
-        if self.name == "frobenius_norm" and isinstance(target, Product):
-            energy = second_moment(target)
-            if energy is not None:
-                value = energy.value.sqrt()
-                error = torch.where(value > 0, energy.error / value, energy.error.sqrt())
-                return Measured(value, error=error.nan_to_num(torch.inf, posinf=torch.inf), method="gram64")
+        if self.name == "frobenius_norm" and (norm := measures.norm_from_grams(target)) is not None:
+            return Measured(norm.value, error=norm.error, method="gram64")
         spectrum = measures.spectrum_of(target)
         value = self.function(spectrum)
         lower, upper = self.interval(spectrum)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rankwise.product.bounds import MARGIN, UNIT, accumulation, column_lengths, frobenius_norm
+from rankwise.product.bounds import MARGIN, UNIT, column_lengths, frobenius_norm, worst_case
 from rankwise.product.product import Product
 from rankwise.product.scaling import equilibration
 
@@ -73,7 +73,7 @@ def contraction_error(product: Product) -> Float[Tensor, "*batch 1"] | float:
     norm = frobenius_norm(factors[0])
     for factor in factors[1:]:
         norm = norm * frobenius_norm(factor)
-    return MARGIN * steps * accumulation(max(product.widths)) * UNIT * norm[..., None]
+    return MARGIN * steps * worst_case(max(product.widths)) * UNIT * norm[..., None]
 
 
 def compact(factor: Tensor) -> Tensor:

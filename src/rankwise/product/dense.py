@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rankwise.product.bounds import DECOMPOSITION, MARGIN, UNIT, accumulation
+from rankwise.product.bounds import DECOMPOSITION, MARGIN, UNIT, accumulation, worst_case
 from rankwise.product.estimate import Estimate
 from rankwise.product.guarded import guarded
 from rankwise.product.parallel import on_all_cores
@@ -38,7 +38,7 @@ def multiplication_error(product: Product) -> Float[Tensor, "*batch"]:
     if product.depth == 1:
         return torch.zeros(product.batch_shape, dtype=torch.float64, device=product.device)
     absolute = Product(*(factor.double().abs() for factor in product.factors)).dense()
-    terms = sum(accumulation(width) for width in product.widths[1:-1])
+    terms = sum(map(worst_case, product.widths[1:-1]))
     return terms * UNIT * torch.linalg.matrix_norm(absolute)
 
 

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rankwise.product.bounds import UNIT, accumulation, column_lengths, largest_eigenvalue_bound
+from rankwise.product.bounds import (
+    BLOCK_TERMS,
+    UNIT,
+    accumulation,
+    blocked,
+    column_lengths,
+    largest_eigenvalue_bound,
+    leaning,
+)
 from rankwise.product.parallel import share_out
 from rankwise.product.scaling import equilibration
 
@@ -98,7 +106,7 @@ def half_gram(factors: list[Tensor], dtype: torch.dtype, unit: float) -> Half:
     gram = column_gram(first, dtype)
     # Roundings of the inputs to a shorter type, with signs of their own, count like two more units for each column.
     lost = 0.0 if torch.promote_types(first.dtype, dtype) == dtype else 2 * unit * first.shape[-1]
-    half = Half(gram, accumulation(first.shape[-2]) * unit + lost, _safe(gram, first, dtype))
+    half = Half(gram, blocked(first.shape[-2]) * unit + lost, _safe(gram, first, dtype))
     if len(factors) > 1:
         half = replace(half, gram=half.gram.double())
     for factor in factors[1:]:
@@ -111,19 +119,21 @@ def _step(half: Half, factor: Tensor) -> Half:
     scale, inverse = equilibration(half.lengths, column_lengths(factor.mT))
     half, factor = half.rescaled(scale), factor * inverse[..., None]
     norm, carried = half.norm_and_error(largest_eigenvalue_bound)
-    last = factor.mT @ factor
+    last, gram = factor.mT @ factor, factor.mT @ (half.gram @ factor)
+    # A column that rounding has left without a length could not be brought to the size of what it meets.
+    known = (diagonal(gram) > 0) | (diagonal(last) == 0)
     return Half(
-        gram=factor.mT @ (half.gram @ factor),
+        gram=gram,
         relative=0.0,
-        safe=half.safe & squares_in_range(half.gram) & _safe(last, factor, torch.float64),
+        safe=half.safe & squares_in_range(half.gram) & _safe(last, factor, torch.float64) & known.all(-1),
         last=last,
-        carried=carried,
+        carried=carried + 2 * leaning(factor.shape[-2]) * UNIT * norm,
         fresh=2 * accumulation(factor.shape[-2]) * UNIT * norm,
     )
 
 
 def column_gram(factor: Float[Tensor, "*batch m r"], dtype: torch.dtype) -> Float[Tensor, "*batch r r"]:
-    """`A^T A`, accumulated in the given type, to which the factor is converted piece by piece.
+    """`A^T A`, accumulated in the given type, to which the factor is converted piece by piece, in blocks of its rows.
 
     >>> column_gram(torch.tensor([[3.0], [4.0]], dtype=torch.bfloat16), torch.float64)
     tensor([[25.]], dtype=torch.float64)
@@ -133,17 +143,15 @@ def column_gram(factor: Float[Tensor, "*batch m r"], dtype: torch.dtype) -> Floa
     gram = torch.empty(len(flat), columns, columns, dtype=dtype, device=factor.device)
     limit = PIECE_BYTES.get(factor.device.type, 1 << 29) // dtype.itemsize
     step = max(1, limit // (rows * columns))
-    # One matrix alone may be far larger than a piece: its rows are then summed in blocks, square at the least.
-    block = rows if rows * columns <= 16 * limit else max(columns, 16 * limit // columns)
 
     def fill(start: int) -> None:
         target = gram[start : start + step]
-        for row in range(0, rows, block):
-            piece = flat[start : start + step, row : row + block].to(dtype)
+        for row in range(0, rows, BLOCK_TERMS):
+            piece = flat[start : start + step, row : row + BLOCK_TERMS].to(dtype)
             if row == 0:
                 torch.bmm(piece.mT, piece, out=target)
-            else:
-                target.baddbmm_(piece.mT, piece)
+            else:  # not `baddbmm`, which would go on adding single terms to a sum that is already large
+                target += torch.bmm(piece.mT, piece)
 
     share_out(fill, range(0, len(flat), step), factor.device)
     return gram.reshape(*batch, columns, columns)

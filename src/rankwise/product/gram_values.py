@@ -17,6 +17,7 @@ from rankwise.product.bounds import (
     error_of_roots,
     frobenius_norm,
     largest_eigenvalue_bound,
+    leaning,
 )
 from rankwise.product.chain import contraction_error, half_chains
 from rankwise.product.estimate import Estimate
@@ -48,8 +49,9 @@ class Squares:
 
     def error(self, norm_bound: NormBound) -> Float[Tensor, "*batch"]:
         """An absolute bound `t` of `|s^2 - s_true^2|`, the same for all values of a matrix."""
-        terms = accumulation(self.values.shape[-1])
-        rounding = (terms + DECOMPOSITION) * self.size
+        width = self.values.shape[-1]
+        terms, lean = accumulation(width), leaning(width)
+        rounding = (terms + DECOMPOSITION) * self.size + lean * self.values[..., 0].clamp_min(0)
         if len(self.halves) == 1:
             return self.halves[0].norm_and_error(norm_bound)[1] + UNIT * rounding
         (left_norm, left_error), (right_norm, right_error) = (half.norm_and_error(norm_bound) for half in self.halves)
@@ -57,8 +59,8 @@ class Squares:
         right = self.halves[1].gram
         trace = diagonal(right).sum(-1)
         # Cholesky of the right Gram, then two multiplications of its factor with the left one.
-        cholesky = terms * torch.linalg.matrix_norm(right) * left_norm
-        products = 2 * terms * left_norm * (right_norm * trace).sqrt()
+        cholesky = (terms * torch.linalg.matrix_norm(right) + lean * right_norm) * left_norm
+        products = 2 * left_norm * (terms * (right_norm * trace).sqrt() + lean * right_norm)
         grams = left_error * right_norm + right_error * left_norm + self.shift * left_norm
         return grams + UNIT * (cholesky + products + rounding)
 
@@ -119,8 +121,8 @@ def _least_norm(gram: Tensor) -> Tensor:
 def largest_eigenvalue(gram: Float[Tensor, "*batch r r"]) -> Float[Tensor, "*batch"]:
     """The largest eigenvalue of a symmetric matrix, its own rounding added; infinite where it cannot be computed."""
     (values,) = guarded(_eigenvalues, gram).outputs
-    size = frobenius_norm(gram)
-    bound = values[..., -1].clamp_min(0) + (accumulation(gram.shape[-1]) + DECOMPOSITION) * UNIT * size
+    largest = values[..., -1].clamp_min(0)
+    bound = largest + UNIT * _solving(gram, largest)
     return torch.where(bound.isfinite(), bound, torch.inf)
 
 
@@ -163,8 +165,14 @@ def square_root(gram: Float[Tensor, "*batch w w"]) -> tuple[Tensor, Float[Tensor
 
 def _symmetric_root(gram: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = guarded(torch.linalg.eigh, gram).outputs
-    rounding = (accumulation(gram.shape[-1]) + DECOMPOSITION) * UNIT * frobenius_norm(gram)
+    rounding = UNIT * _solving(gram, values[:, -1].clamp_min(0))
     return vectors * values.clamp_min(0).sqrt()[:, None, :], rounding - values[:, 0].clamp_max(0)
+
+
+def _solving(matrix: Tensor, largest: Tensor) -> Tensor:
+    """By how many units of roundoff a symmetric eigenproblem can be off."""
+    width = matrix.shape[-1]
+    return (accumulation(width) + DECOMPOSITION) * frobenius_norm(matrix) + leaning(width) * largest
 
 
 def _eigenvalues(matrices: Tensor) -> tuple[Tensor]:

@@ -90,17 +90,18 @@ def share_rank(share: float, power: float, *, of_count: bool = False) -> Callabl
     """
 
     def interval(spectrum: Spectrum) -> Interval:
+        lowest, highest = ends(spectrum)
         top = spectrum.values[..., :1]
         scale = torch.where(top > 0, top, 1.0)
-        low, high = ((end / scale).pow(power) for end in ends(spectrum))
+        low, high = ((end / scale).pow(power) for end in (lowest, highest))
         least, most = (
             first_reaching(_split_shares(leading, others), share) for leading, others in ((high, low), (low, high))
         )
         # Where all values may be zero, the rank may be 0, and is anything up to their count unless all surely are zero.
-        nonzero = low[..., 0] > 0
+        nonzero = lowest[..., 0] > 0
         count = float(low.shape[-1])
         least = torch.where(nonzero, least, 0.0)
-        most = torch.where(nonzero | (high[..., 0] == 0), most, count)
+        most = torch.where(nonzero | (highest[..., 0] == 0), most, count)
         divisor = low.shape[-1] if of_count else 1
         return least / divisor, most / divisor
 

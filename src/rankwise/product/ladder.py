@@ -9,14 +9,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rankwise.product.bounds import UNIT, accumulation
+from rankwise.product.bounds import UNIT, accumulation, blocked
 from rankwise.product.chain import compact, contracted
 from rankwise.product.dense import dense_values, multiplication_error
 from rankwise.product.estimate import Estimate
 from rankwise.product.gram_values import gram_values
 from rankwise.product.precise import precise_values
 from rankwise.product.product import Product
-from rankwise.product.scaling import normalized, scaled
+from rankwise.product.scaling import normalized, scaled, scaled_error
 from rankwise.product.triangular import qr_values
 
 Method = Literal["auto", "gram32", "gram64", "qr", "dense", "precise"]
@@ -68,7 +68,8 @@ def climb(product: Product, *, method: str, tolerance: float, memory: int) -> Cl
         for index in chosen.tolist():
             methods[index] = rung
         pending = pending[~Estimate(values[pending], error[pending]).within(tolerance)]
-    values, error = (scaled(part, None if exponent is None else exponent.reshape(-1)) for part in (values, error))
+    if exponent is not None:
+        values, error = scaled(values, exponent.reshape(-1)), scaled_error(error, exponent.reshape(-1))
     return Climbed(values, error, methods, _failures(product, Estimate(values, error), methods))
 
 
@@ -171,7 +172,7 @@ def _can_help(rung: str, product: Product, pending: Tensor, so_far: Estimate, to
     if rung == "gram32":
         shorter = product.dtype != torch.float64 and len(contracted(_outlines(product))) == product.depth
         longest = max(product.widths[0], product.widths[-1])
-        worth = shorter and tolerance >= accumulation(longest) * float32_unit()
+        worth = shorter and tolerance >= blocked(longest) * float32_unit()
         return torch.full_like(pending, worth, dtype=torch.bool)
     if rung != "dense":
         return torch.ones_like(pending, dtype=torch.bool)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rankwise.errors import UserError
 from rankwise.product.arithmetic import computes
-from rankwise.product.bounds import UNIT, accumulation, frobenius_norm
+from rankwise.product.bounds import BLOCK_TERMS, UNIT, blocked, frobenius_norm, worst_case
 from rankwise.product.catalogue import MEASURES, Measured
 from rankwise.product.ladder import float32_unit
 from rankwise.product.product import Product
-from rankwise.product.scaling import normalized, scaled
+from rankwise.product.scaling import normalized, scaled, scaled_error
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -73,10 +73,8 @@ def leading_value(product: Product, *, tolerance: float = 1e-3, seed: int = 0, c
     # In float64, and at an ordinary scale: what is still not finite then is NaN or infinite itself.
     ordinary, exponent = normalized(product.to(torch.float64))
     found = _iterate(ordinary.left, tolerance, seed, chance)
-    value, error = (
-        scaled(part[..., None], None if exponent is None else exponent)[..., 0] for part in (found.value, found.error)
-    )
-    return Measured(value, error=error, method=found.method)
+    value, error = scaled(found.value[..., None], exponent), scaled_error(found.error[..., None], exponent)
+    return Measured(value[..., 0], error=error[..., 0], method=found.method)
 
 
 def _iterate(matrix: Float[Tensor, "*batch m n"], tolerance: float, seed: int, chance: float) -> Measured:
@@ -96,7 +94,7 @@ def _iterate(matrix: Float[Tensor, "*batch m n"], tolerance: float, seed: int, c
     image = torch.where(matrix_usable, image, 0.0)
 
     unit = UNIT if dtype == torch.float64 else float32_unit()
-    rounding = (accumulation(rows) + accumulation(columns)) * unit
+    rounding = (blocked(rows) + blocked(columns)) * unit
     value = error = torch.zeros(batch, dtype=torch.float64, device=matrix.device)
     pending = usable
     pulled = basis[..., :0]
@@ -153,11 +151,14 @@ def _least_part(chance: float) -> float:
 
 
 def times(matrix: Float[Tensor, "*batch m n"], columns: Float[Tensor, "*batch n b"]) -> Float[Tensor, "*batch m b"]:
-    """A matrix times a few columns; one of a shorter type is raised to that of the columns, a piece at a time."""
-    if matrix.dtype == columns.dtype:
-        return matrix @ columns
-    rows = max(1, CHUNK // (matrix.shape[-1] * max(1, matrix.shape[:-2].numel())))
-    return torch.cat([piece.to(columns.dtype) @ columns for piece in matrix.split(rows, -2)], -2)
+    """A matrix times a few columns, its sums in blocks; one of a shorter type is raised to that of the columns."""
+    if matrix.shape[-1] <= BLOCK_TERMS:
+        return matrix.to(columns.dtype) @ columns
+    pieces = zip(matrix.split(BLOCK_TERMS, -1), columns.split(BLOCK_TERMS, -2), strict=True)
+    total = torch.zeros((), dtype=columns.dtype, device=columns.device)
+    for piece, part in pieces:
+        total = total + piece.to(columns.dtype) @ part
+    return total
 
 
 @computes
@@ -174,11 +175,10 @@ def outline(product: Product) -> dict[str, Measured]:
     largest = leading_value(product)
     matrix = product.left
     frobenius = torch.zeros(product.batch_shape, dtype=torch.float64, device=product.device)
-    for slab in matrix.split(max(1, CHUNK // matrix.shape[-1] // max(1, product.count)), -2):
-        # Squares of shorter types cannot leave the range of float64.
-        norm = frobenius_norm(slab) if matrix.dtype == torch.float64 else torch.linalg.matrix_norm(slab.double())
-        frobenius = torch.hypot(frobenius, norm)
-    share = accumulation(matrix.shape[-2] * matrix.shape[-1]) * UNIT
+    slabs = matrix.split(max(1, CHUNK // matrix.shape[-1] // max(1, product.count)), -2)
+    for slab in slabs:
+        frobenius = torch.hypot(frobenius, frobenius_norm(slab.double()))
+    share = (sum(map(worst_case, matrix.shape[-2:])) + 4 * len(slabs)) * UNIT
     low, high = (largest.value - largest.error).clamp_min(0), largest.value + largest.error
     rank, least, most = (_ratio(frobenius, size).square() for size in (largest.value, high, low))
     # Where the largest value may be zero, the rank may be anything.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
-from rankwise.product.moments import second_moment
+from rankwise.product.norms import Norm, frobenius
 from rankwise.product.product import Product
 from rankwise.product.spectrum import Spectrum
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # A running share that misses its threshold by this much has reached it: the miss is rounding.
 SHARE_SLACK = 1e-12
+# Grams answer for a norm that they hold to this share; a gauge that is worse than that is left to the spectrum.
+GRAM_TOLERANCE = 1e-9
 
 
 def stable_rank(target: Spectrum | Product) -> Float[Tensor, "*batch"]:
@@ -102,11 +104,8 @@ def frobenius_norm(target: Spectrum | Product) -> Float[Tensor, "*batch"]:
     >>> frobenius_norm(Product(torch.diag(torch.tensor([3.0, 4.0])))).item()
     5.0
     """
-    if isinstance(target, Product):
-        energy = second_moment(target)
-        if energy is not None:
-            return energy.value.sqrt()
-    return length(spectrum_of(target).values)
+    norm = norm_from_grams(target)
+    return length(spectrum_of(target).values) if norm is None else norm.value
 
 
 def operator_norm(target: Spectrum | Product) -> Float[Tensor, "*batch"]:
@@ -177,6 +176,15 @@ def condition(target: Spectrum | Product) -> Float[Tensor, "*batch"]:
     """
     values = spectrum_of(target).values
     return torch.where(values[..., -1] == 0, torch.inf, values[..., 0] / values[..., -1])
+
+
+def norm_from_grams(target: Spectrum | Product) -> Norm | None:
+    """The Frobenius norm of a product where its Grams hold it to 1e-9; a change has a norm only above its floor."""
+    if not isinstance(target, Product) or target.start is not None:
+        return None
+    norm = frobenius(target)
+    # Comparisons with NaN are false: a matrix that is not finite keeps its NaN, and does not send the rest away.
+    return None if bool((norm.error > GRAM_TOLERANCE * norm.value).any()) else norm
 
 
 def spectrum_of(target: Spectrum | Product) -> Spectrum:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Between these exponents a factor is left alone: squares of its entries, and their products, stay inside float64.
 ORDINARY = 60
+# What scaling a number may round where float64 has no normal numbers left.
+LEAST = 2.0**-1073
 
 
 def power_of_two(exponent: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -79,3 +81,8 @@ def scaled(values: Float[Tensor, "*batch k"], exponent: Int[Tensor, "*batch"] | 
         values = values * power_of_two(step)
         remaining = remaining - step
     return values
+
+
+def scaled_error(error: Float[Tensor, "*batch k"], exponent: Int[Tensor, "*batch"] | None) -> Float[Tensor, "*batch k"]:
+    """Errors of values with the power of two put back: those of the values, and what scaling may have rounded."""
+    return error if exponent is None else torch.where(error > 0, scaled(error, exponent) + LEAST, error)

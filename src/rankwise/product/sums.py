@@ -6,12 +6,8 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
-from rankwise.product.arithmetic import computes
-from rankwise.product.bounds import UNIT
-from rankwise.product.chain import half_chains
-from rankwise.product.gram import half_gram
+from rankwise.product.norms import frobenius
 from rankwise.product.product import Product, Start
-from rankwise.product.scaling import normalized, scaled
 
 # A change has no rank when it is smaller than this many units of roundoff of the start: 1e-6 in float32.
 NOISE_FLOOR = 8.0
@@ -49,31 +45,13 @@ def change(end: Product, start: Product) -> Product:
     ends = [factor.to(dtype) for factor in end.factors]
     starts = [factor.to(dtype) for factor in start.factors]
     differences = [a - b for a, b in zip(ends, starts, strict=True)]
-    origin = Start(frobenius_norm(start), NOISE_FLOOR * torch.finfo(dtype).eps)
+    origin = Start(frobenius(start).value, NOISE_FLOOR * torch.finfo(dtype).eps)
     if end.depth == 1:
         return Product(differences[0], start=origin)
     left = _join((differences[0], starts[0]), -1)
     right = _join((ends[-1], differences[-1]), -2)
     inner = [_blocks(a, d, b) for a, d, b in zip(ends[1:-1], differences[1:-1], starts[1:-1], strict=True)]
     return Product(left, *inner, right, start=origin, is_sum=True)
-
-
-@computes
-@torch.no_grad()
-def frobenius_norm(product: Product) -> Tensor:
-    """The Frobenius norm of every matrix from the Grams where the chain is narrowest, `sqrt <G_left, G_right>`.
-
-    >>> frobenius_norm(Product(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0]])))
-    tensor(10., dtype=torch.float64)
-    """
-    ordinary, exponent = normalized(product.detach())
-    if ordinary.depth == 1:
-        norm = torch.linalg.vector_norm(ordinary.left, dim=(-2, -1), dtype=torch.float64)
-    else:
-        grams = [half_gram(half, torch.float64, UNIT).gram for half in half_chains(ordinary) if half]
-        inner = grams[0] * grams[1] if len(grams) == 2 else grams[0].diagonal(dim1=-2, dim2=-1)[..., None]
-        norm = inner.sum((-2, -1)).clamp_min(0).sqrt()
-    return scaled(norm.expand(product.batch_shape)[..., None], exponent)[..., 0]
 
 
 def _check_pair(one: Product, two: Product, sign: str) -> None:

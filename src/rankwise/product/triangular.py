@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from rankwise.product.bounds import DECOMPOSITION, MARGIN, UNIT, accumulation, column_lengths, frobenius_norm
+from rankwise.product.bounds import (
+    DECOMPOSITION,
+    MARGIN,
+    UNIT,
+    accumulation,
+    column_lengths,
+    frobenius_norm,
+    leaning,
+    worst_case,
+)
 from rankwise.product.chain import contraction_error, half_chains, identity
 from rankwise.product.estimate import Estimate
 from rankwise.product.guarded import guarded
@@ -91,7 +100,7 @@ def qr_values(product: Product) -> Estimate:
     width = core.shape[-1]
     left_size, right_size = frobenius_norm(left.matrix), frobenius_norm(right.matrix)
     reduction = left.error * right_size + right.error * left_size + left.error * right.error
-    rounding = accumulation(width) * left_size * right_size
+    rounding = worst_case(width) * left_size * right_size
     error = (reduction + UNIT * rounding)[..., None] + (accumulation(width**2) + DECOMPOSITION) * UNIT * values[..., :1]
     return Estimate(values, (MARGIN * error + contraction_error(product)).expand(values.shape))
 
@@ -113,20 +122,25 @@ def _walk(half: list[Tensor], product: Product, kept: list[Tensor] | None) -> Tr
     if not half:
         return Triangle(identity(product.max_rank, product.left))
     first = half[0].double()
-    triangle = Triangle(_factorized(first, kept), accumulation(first.shape[-2] * first.shape[-1]) * UNIT)
+    triangle = Triangle(_factorized(first, kept), _reflecting(*first.shape[-2:]) * UNIT)
     for factor in half[1:]:
         factor = factor.double()
         lengths = column_lengths(triangle.matrix), column_lengths(factor.mT)
         scale, inverse = equilibration(*lengths)
         triangle, factor = triangle.rescaled(scale), factor * inverse[..., None]
-        product_rounding = accumulation(factor.shape[-2]) * UNIT * frobenius_norm(triangle.matrix)
+        product_rounding = worst_case(factor.shape[-2]) * UNIT * frobenius_norm(triangle.matrix)
         triangle = Triangle(
             matrix=_factorized(triangle.matrix @ factor, kept),
-            relative=accumulation(triangle.matrix.shape[-2] * factor.shape[-1]) * UNIT,
+            relative=_reflecting(triangle.matrix.shape[-2], factor.shape[-1]) * UNIT,
             carried=triangle.error + product_rounding,
             lengths=column_lengths(factor),
         )
     return triangle
+
+
+def _reflecting(rows: int, columns: int) -> float:
+    """Units of roundoff of a QR, on the Frobenius norm."""
+    return accumulation(rows * columns) + leaning(rows)
 
 
 def _factorized(matrix: Tensor, kept: list[Tensor] | None) -> Tensor:
