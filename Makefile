@@ -47,6 +47,8 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/products.py
+	$(BIN)/python benchmarks/decay.py
+	$(BIN)/python benchmarks/theory.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -70,7 +72,7 @@ $(VENV)/.dev: pyproject.toml $(CONSTRAINTS)
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml benchmarks/requirements.txt $(CONSTRAINTS)
-	$(BIN)/python -m pip install --editable .
+	$(BIN)/python -m pip install --editable ".[theory]"
 	$(BIN)/python -m pip install --no-deps --requirement benchmarks/requirements.txt
 	@touch $@
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.decay import Temporaries
 from rankwise.decay.frobenius import FrobeniusDecay
-from rankwise.decay.hooks import Scaling
 from rankwise.product.product import Product
 from tests.decay import models
 
@@ -146,27 +146,16 @@ def test_gradients_of_a_stack_are_those_of_the_penalty() -> None:
         torch.testing.assert_close(found, factor.grad)
 
 
-def test_nothing_larger_than_the_grams_of_all_is_formed() -> None:
-    """Twelve products of 400 x 4 x 300, in a fused step: no tensor is larger than all their Grams together."""
+def test_no_more_memory_than_the_grams_is_taken_in_a_step() -> None:
+    """Twelve products of 400 x 4 x 300: all that is alive at once is no larger than all their Grams."""
     generator = torch.Generator().manual_seed(0)
     shapes = {f"layers.{i}.up.factors.{j}": size for i in range(12) for j, size in enumerate([(400, 4), (4, 300)])}
     model = models.Tree({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            # Views and in-place results are the parameters themselves.
-            old = {each.untyped_storage().data_ptr() for each in args if isinstance(each, Tensor)}
-            for each in result if isinstance(result, tuple | list) else [result]:
-                if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in old:
-                    largest = max(largest, each.numel())
-            return result
-
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    decay = FrobeniusDecay(models.products(model, "linear"), coefficient=0.01, decoupled=True).attach(optimizer)
-    models.fill_gradients(model)
-    with Watch():
-        decay._apply("decoupled", lambda _: 1e-3, Scaling())
-    assert 0 < largest <= 12 * 2 * 4 * 4
+    for manner in (True, False):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        decay = FrobeniusDecay(models.products(model, "linear"), coefficient=1e-3, decoupled=manner).attach(optimizer)
+        models.fill_gradients(model)
+        with Temporaries() as taken:
+            optimizer.step()
+        decay.detach()
+        assert 12 * 4 * 4 * 4 <= taken.peak <= 12 * 2 * 4 * 4 * 4

@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
+from rankwise.decay import pending
 from rankwise.decay.hooks import Groups, Scaling, StepHooks, unwrapped
 from rankwise.decay.ordinary import Manner, Removed, chosen_manner, manner_of, ordinary_decay, remove
-from rankwise.decay.products import LiveProduct, covered, listed, per_parameter
+from rankwise.decay.products import covered, listed, per_parameter
 from rankwise.decay.regions import RegionDecay
 from rankwise.errors import UserError
 
@@ -35,6 +37,11 @@ class Attachment:
             raise UserError(f"ordinary_decay must be one of {choices}, got {ordinary_decay!r}")
         self.decay = decay
         self.optimizer = unwrapped(optimizer)
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise UserError(
+                "LBFGS evaluates the loss many times a step: call decay.add_gradients() at the end of its closure, "
+                "unattached, and return the loss plus coefficient * decay.penalty()"
+            )
         self.groups = Groups(self.optimizer)
         self.groups.refreshed()
         self._check_held()
@@ -45,21 +52,17 @@ class Attachment:
         self._keeps = ordinary_decay == "keep"
         self._displace(ordinary_decay)
         self.groups.refreshed()
-        self.version = 0
         self._early: dict[nn.Parameter, Tensor] = {}
+        held = {id(group): group for each in decay.parameters if (group := self.groups.get(each)) is not None}
+        pending.attached(self.optimizer, pending.AS_PRODUCTS, held.values())
         self._hooks = StepHooks(self.optimizer, self._before, self._after)
 
     def remove(self) -> None:
         """End it: no hooks, and the optimizer's own decay where it was."""
         self._hooks.remove()
+        pending.detached(self.optimizer, pending.AS_PRODUCTS, forget=True)
         if self.removed is not None:
             self.removed.restore()
-
-    def key(self, live: LiveProduct) -> Hashable:
-        """What must be equal for products to be decayed together."""
-        return tuple(
-            (id(self.groups[each]), self.taken.get(each)) if each in self.groups else None for each in live.parameters
-        )
 
     def retake(self, values: Mapping[str, float]) -> None:
         """Put the coefficients that a run took over into a decay that goes on with it."""
@@ -69,7 +72,6 @@ class Attachment:
             raise UserError(f"the state has coefficients for {listed(unknown)}, which this decay does not act on")
         if self.taken or values:
             self.taken = {names[name]: float(value) for name, value in values.items()}
-            self.version += 1
 
     def add_early(self) -> None:
         """Add the gradients now, for clipping to see; the step will not add them again."""
@@ -105,19 +107,25 @@ class Attachment:
     def _apply(self, scaling: Scaling) -> None:
         for region in self.regions:
             region.apply(self.groups[region.parameter]["lr"], scaling)
-        self.decay._apply(self.manner, self._strength, scaling)
+        given = None if self.decay.coefficient is None else self.decay._current()
 
-    def _strength(self, parameter: nn.Parameter) -> float | Tensor:
+        def strength(parameter: nn.Parameter) -> float | Tensor:
+            if parameter not in self.groups:
+                return 0.0  # It does not learn: `_check_held` saw to that.
+            coefficient = self.taken.get(parameter, 0.0) if given is None else given
+            if self.manner == "coupled" or not coefficient:
+                return coefficient
+            return self.groups[parameter]["lr"] * coefficient
+
+        self.decay._apply(self.manner, strength, self._alike, scaling)
+
+    def _alike(self, parameter: nn.Parameter) -> Hashable:
         if parameter not in self.groups:
-            return 0.0  # It does not learn: `_check_held` saw to that.
-        coefficient = self.taken.get(parameter, 0.0) if self.decay.coefficient is None else self.decay._current()
-        if self.manner == "coupled" or not coefficient:
-            return coefficient
-        return self.groups[parameter]["lr"] * coefficient
+            return None
+        return id(self.groups[parameter]), self.taken.get(parameter)
 
     def _refresh(self) -> None:
         if self.groups.refreshed():
-            self.version += 1
             self._check_held()
         if self._keeps:
             return
@@ -148,6 +156,8 @@ class Attachment:
         names = self.decay.parameters
         present = {each: value for each, value in ordinary_decay(self.optimizer, names).items() if value}
         takes_over = self.decay.coefficient is None
+        if takes_over or choice != "keep":
+            self._refuse_rows()
         if takes_over and not present:
             warnings.warn(
                 f"{type(self.decay).__name__} without a coefficient takes over the optimizer's weight decay, and there "
@@ -167,6 +177,20 @@ class Attachment:
         self.removed = remove(self.optimizer, present)
         if takes_over:
             self.taken = present
+
+    def _refuse_rows(self) -> None:
+        """Refuse entries that decay by rows: groups show a weight decay of 0 for them."""
+        factors = per_parameter(self.decay.products)
+        twice = [
+            region.name
+            for region in pending.rows_of(self.optimizer)
+            if region.parameter in factors and region.reaches(covered(region.parameter, factors[region.parameter]))
+        ]
+        if twice:
+            raise UserError(
+                f"two decays would act on {listed(twice)}, whose rows decay already: give rankwise.param_groups 0 "
+                "for these products, or attach with a coefficient and ordinary_decay='keep'"
+            )
 
     def _rest(self, present: Mapping[nn.Parameter, float]) -> list[RegionDecay]:
         """The entries of these parameters that no factor covers keep the decay that they had."""

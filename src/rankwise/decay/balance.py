@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rankwise.decay.base import Decay
-from rankwise.decay.products import Collected, LiveProduct
+from rankwise.decay.attachment import OrdinaryDecay
+from rankwise.decay.base import Coefficient, Decay
+from rankwise.decay.products import Collected, LiveProduct, Target
 from rankwise.decay.stacks import PLAIN, Task
 from rankwise.errors import UserError
 from rankwise.product.multipliers import Multipliers, gathered
@@ -26,12 +28,25 @@ class BalanceDecay(Decay):
     The gauge is that of the site: the group's where heads share a factor; one scale for each pair of dimensions that a
     rotary embedding turns, so that `D` there is by how much the pair's queries outweigh its keys.
 
-    >>> from torch import nn
+    Arguments:
+        target, coefficient, decoupled, model: as for every decay; a coefficient must be given, and the optimizer's own
+            weight decay stays where it is.
+
     >>> layer = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
     >>> two, one = torch.tensor([[2.0]]), torch.tensor([[1.0]])
     >>> [each.item() for each in BalanceDecay(layer, coefficient=1.0).gradients(Product(two, one))]
     [6.0, -3.0]
     """
+
+    def __init__(
+        self, target: Target, *, coefficient: Coefficient, decoupled: bool | None = None, model: nn.Module | None = None
+    ) -> None:
+        if coefficient is None:
+            raise UserError("a penalty on imbalance is no weight decay of an optimizer to take over: give coefficient=")
+        super().__init__(target, coefficient=coefficient, decoupled=decoupled, model=model)
+
+    def attach(self, optimizer: Any, *, ordinary_decay: OrdinaryDecay = "keep") -> Self:
+        return super().attach(optimizer, ordinary_decay=ordinary_decay)
 
     def multipliers(self, first: Tensor, inner: Sequence[Tensor], last: Tensor, task: Task) -> Multipliers:
         found = _imbalances(first, inner, last, _rotary(task.site))

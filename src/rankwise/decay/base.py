@@ -15,7 +15,7 @@ from rankwise.decay import tensorized
 from rankwise.decay.attachment import Attachment, OrdinaryDecay
 from rankwise.decay.hooks import Scaling
 from rankwise.decay.ordinary import Manner
-from rankwise.decay.products import Collected, LiveProduct, Target, collect
+from rankwise.decay.products import Collected, LiveProduct, Target, collect, shared
 from rankwise.decay.stacks import PLAIN, Scale, Task, add_gradients, grouped, is_wide
 from rankwise.errors import UserError
 from rankwise.product.multipliers import Multipliers, pulled_back
@@ -57,6 +57,7 @@ class Decay(ABC):
     ) -> None:
         self._collected = self._checked(collect(target, model))
         self.parameters = _named(self._collected)
+        self._shared = shared(self._collected.products)
         self.coefficient = _checked_coefficient(coefficient)
         self.decoupled = decoupled
         self.steps = 0
@@ -116,6 +117,14 @@ class Decay(ABC):
         """The penalty of every matrix of one of the decay's own products, without its coefficient."""
         return self.value(live.product())
 
+    def module_gradients(self, module: nn.Module) -> tensorized.Gradients:
+        """The gradient of the penalty for every core of a tensorized layer."""
+        return tensorized.gradients(module)
+
+    def module_value(self, module: nn.Module) -> Tensor:
+        """The penalty of a tensorized layer, without its coefficient."""
+        return tensorized.value(module)
+
     def alike(self, live: LiveProduct) -> Hashable:
         """What must be equal, besides their shapes, for products to be worked on together."""
         return ()
@@ -131,7 +140,7 @@ class Decay(ABC):
     def penalty(self) -> Tensor:
         """The sum of the penalty over all products, without the coefficient: a number to log, with no gradient."""
         values = [self.value_of(live).sum().double().cpu() for live in self.products]
-        values += [tensorized.value(module).double().cpu() for _, module in self._collected.modules]
+        values += [self.module_value(module).double().cpu() for _, module in self._collected.modules]
         return torch.stack(values).sum()
 
     # ---- when it acts
@@ -160,7 +169,6 @@ class Decay(ABC):
             raise UserError(f"this {type(self).__name__} is not attached to an optimizer")
         self._attachment.remove()
         self._attachment = None
-        self._stacked_for = None
 
     @torch.no_grad()
     def add_gradients(self) -> None:
@@ -176,7 +184,13 @@ class Decay(ABC):
             raise UserError(
                 "there is no optimizer to take a coefficient over from: give coefficient=, or attach(optimizer)"
             )
-        self._apply("coupled", lambda parameter: self._current(), Scaling())
+        if self.decoupled:
+            raise UserError(
+                "decoupled=True asks for a step of its own, scaled by a learning rate: attach(optimizer), or leave it "
+                "out to add to the gradients"
+            )
+        coefficient = self._current()
+        self._apply("coupled", lambda parameter: coefficient, lambda parameter: None, Scaling())
         self.steps += 1
 
     @property
@@ -199,7 +213,6 @@ class Decay(ABC):
         self._left_out = int(state["left_out"])
         if self._attachment is not None:
             self._attachment.retake(state["taken_over"])
-            self._stacked_for = None
 
     def table(self) -> Table:
         """Who decays what: for each parameter its products, the coefficient, and the optimizer's own decay."""
@@ -214,6 +227,14 @@ class Decay(ABC):
         given = "taken over" if self.coefficient is None else self.coefficient
         modules = f", {len(self._collected.modules)} modules" if self._collected.modules else ""
         return f"{type(self).__name__}({len(self.products)} products{modules}, coefficient={given})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._attachment is not None:
+            raise UserError(
+                f"this {type(self).__name__} is attached to an optimizer, and optimizers are copied without what is "
+                "attached to them: save its state_dict(), or detach() it and attach the copy again"
+            )
+        return {**self.__dict__, "_stacks": [], "_stacked_for": None}
 
     # ---- how it acts
 
@@ -233,15 +254,29 @@ class Decay(ABC):
             return self.coefficient
         return _checked_number(self.coefficient(self.steps), f"the schedule at step {self.steps} gave")
 
-    def _apply(self, manner: Manner, strength: Callable[[nn.Parameter], Scale], scaling: Scaling) -> None:
+    def _apply(
+        self,
+        manner: Manner,
+        strength: Callable[[nn.Parameter], Scale],
+        alike: Callable[[nn.Parameter], Hashable],
+        scaling: Scaling,
+    ) -> None:
         """Once: into the gradients, or onto the parameters by minus `strength`, then rate times coefficient."""
         coupled = manner == "coupled"
+        # What several products share moves when all of them have been read.
+        moves: dict[nn.Parameter, Tensor] = {}
 
         def target(parameter: nn.Parameter) -> Tensor | None:
             # Without a gradient an optimizer leaves a parameter alone, and so does its weight decay.
             if parameter.grad is None or not parameter.requires_grad:
                 return None
-            return _aligned_gradient(parameter) if coupled else parameter.detach()
+            if coupled:
+                return _aligned_gradient(parameter)
+            if parameter not in self._shared:
+                return parameter.detach()
+            if parameter not in moves:
+                moves[parameter] = torch.zeros_like(parameter, memory_format=torch.preserve_format).detach()
+            return moves[parameter]
 
         def scale(parameter: nn.Parameter) -> Scale:
             found = strength(parameter) if coupled else -1 * strength(parameter)
@@ -249,34 +284,39 @@ class Decay(ABC):
                 found = found if factor is None else found * factor
             return found
 
-        self.add_to(target, scale)
+        self.add_to(target, scale, alike)
+        for parameter, move in moves.items():
+            parameter.add_(move)
 
-    def add_to(self, target: Callable[[nn.Parameter], Tensor | None], scale: Callable[[nn.Parameter], Scale]) -> None:
-        """Add `scale * gradient` of every parameter to its target, which may be the parameter itself; none for None."""
-        for stack in self._by_shape():
+    def add_to(
+        self,
+        target: Callable[[nn.Parameter], Tensor | None],
+        scale: Callable[[nn.Parameter], Scale],
+        alike: Callable[[nn.Parameter], Hashable],
+    ) -> None:
+        """Add `scale * gradient` of every parameter to its target, which may be the parameter itself; none for None.
+
+        Parameters with equal `alike` have equal scales.
+        """
+        for stack in self._by_shape(alike):
             scales = [scale(parameter) for parameter in stack[0].parameters]
             if any(isinstance(each, Tensor) or each for each in scales):
                 self._count(self._add_stack(stack, scales, target))
         for _, module in self._collected.modules:
-            tensorized.add_to(module, target, scale)
+            self._count(tensorized.add_gradients(self.module_gradients(module), target, scale))
 
     def _add_stack(
         self, stack: list[LiveProduct], scales: Sequence[Scale], target: Callable[[nn.Parameter], Tensor | None]
     ) -> Tensor | None:
         return add_gradients(self, stack, scales, target)
 
-    def _by_shape(self) -> list[list[LiveProduct]]:
+    def _by_shape(self, alike: Callable[[nn.Parameter], Hashable]) -> list[list[LiveProduct]]:
         """Products of equal shapes whose factors are decayed equally, together."""
-        attachment = self._attachment
-        version = None if attachment is None else attachment.version
-        state = (version, tuple(each.data_ptr() for live in self.products for each in live.parameters))
-        if state != self._stacked_for:
-
-            def alike(live: LiveProduct) -> Hashable:
-                return self.alike(live), () if attachment is None else attachment.key(live)
-
-            self._stacks = grouped(self.products, alike)
-            self._stacked_for = state
+        keys = {live: tuple((alike(each), each.data_ptr()) for each in live.parameters) for live in self.products}
+        if keys != self._stacked_for:
+            equal = {live: tuple(one for one, _ in key) for live, key in keys.items()}
+            self._stacks = grouped(self.products, lambda live: (self.alike(live), equal[live]))
+            self._stacked_for = keys
         return self._stacks
 
     def _count(self, left_out: Tensor | None) -> None:

@@ -72,6 +72,9 @@ class FLAMBe(Lamb):
         rests = {each: ~covered(each, factors) for each, factors in per_parameter(self.decay.products).items()}
         self._rest = {each: narrowed(rest.float()) for each, rest in rests.items() if bool(rest.any())}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "decay": self.decay, "_rest": self._rest}
+
     def _decay(self, groups: Iterable[tuple[dict[str, Any], list[nn.Parameter]]], updates: dict[Any, Tensor]) -> None:
         groups = list(groups)
         ours = self.decay.parameters
@@ -80,4 +83,4 @@ class FLAMBe(Lamb):
         for parameter, rest in self._rest.items():
             if parameter in updates and strength[parameter]:
                 updates[parameter].add_(parameter * (strength[parameter] * rest.to(parameter)))
-        self.decay.add_to(updates.get, lambda parameter: strength.get(parameter, 0.0))
+        self.decay.add_to(updates.get, lambda parameter: strength.get(parameter, 0.0), strength.get)

@@ -73,11 +73,12 @@ class ParameterGroups(list[dict[str, Any]]):
         manner = chosen_manner(inner, decoupled)
         self._regions = [RegionDecay(self.names[each], each, value, manner) for each, value in self._rows.items()]
         for group in inner.param_groups:
-            if pending.MARK in group:
+            if pending.BY_ROWS in group:
                 group["weight_decay"] = 0.0
         self._held = held
         self._hooks = StepHooks(inner, self._apply, lambda: None)
-        pending.mark_attached(inner, 1)
+        pending.attached(inner, pending.BY_ROWS)
+        pending.set_rows(inner, self._regions)
         return self
 
     def detach(self) -> None:
@@ -85,7 +86,8 @@ class ParameterGroups(list[dict[str, Any]]):
         if self._hooks is None or self._held is None:
             raise UserError("these groups are not attached to an optimizer")
         self._hooks.remove()
-        pending.mark_attached(self._held.optimizer, -1)
+        pending.detached(self._held.optimizer, pending.BY_ROWS)
+        pending.set_rows(self._held.optimizer, ())
         self._hooks = self._held = None
 
     def _apply(self) -> None:
@@ -99,6 +101,10 @@ class ParameterGroups(list[dict[str, Any]]):
                     f"the optimizer's own weight decay is back on {region.name}, which decays by rows: keep it at 0"
                 )
             region.apply(group["lr"], scaling)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Optimizers are copied without what is attached to them.
+        return {**self.__dict__, "_regions": [], "_held": None, "_hooks": None}
 
     def table(self) -> Table:
         """One line for each group: its name, its decay, how many tensors and numbers, and some of their names."""
@@ -123,7 +129,7 @@ class ParameterGroups(list[dict[str, Any]]):
         return self.table()
 
     def _decay_of(self, group: dict[str, Any]) -> str:
-        if pending.MARK not in group:
+        if pending.BY_ROWS not in group:
             return f"{group['weight_decay']:g}"
         values = sorted({value for each in group["params"] for value in self._rows[each].unique().tolist()})
         how = f"attached, {self._regions[0].manner}" if self._hooks is not None else "not attached yet"
@@ -199,7 +205,7 @@ def param_groups(
 def _group(name: str, found: list[Part], values: Mapping[str, float], patterns: Mapping[str, float]) -> dict[str, Any]:
     parameters = [part.parameter for part in found]
     if name == BY_ROWS:
-        return {"params": parameters, "weight_decay": pending.Pending(), "name": name, pending.MARK: "attach"}
+        return {"params": parameters, "weight_decay": pending.Pending(), "name": name, pending.BY_ROWS: 1}
     value = patterns[name] if name in patterns else values[name.partition("+")[0]]
     return {"params": parameters, "weight_decay": float(value), "name": name}
 

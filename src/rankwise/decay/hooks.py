@@ -49,8 +49,6 @@ def unwrapped(optimizer: Any) -> Optimizer:
         raise UserError(
             f"expected a torch optimizer, got {type(optimizer).__name__}: only those have the step hooks to attach to"
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise UserError("LBFGS evaluates the loss several times a step: add decay.penalty() to the loss instead")
     return optimizer
 
 
@@ -122,6 +120,9 @@ class Groups:
 
     def __getitem__(self, parameter: nn.Parameter) -> dict[str, Any]:
         return self._of[parameter]
+
+    def get(self, parameter: nn.Parameter) -> dict[str, Any] | None:
+        return self._of.get(parameter)
 
     def __contains__(self, parameter: object) -> bool:
         return parameter in self._of

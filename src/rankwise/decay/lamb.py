@@ -73,6 +73,9 @@ class Lamb(Optimizer):
         super().__init__(params, defaults)
         self.max_grad_norm = max_grad_norm
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm}
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Make one step, after evaluating the closure with gradients where one is given."""

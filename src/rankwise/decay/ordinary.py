@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from rankwise.decay.lamb import Lamb
 from rankwise.errors import UserError
 
 Manner = Literal["coupled", "decoupled"]
@@ -41,6 +42,11 @@ def chosen_manner(optimizer: Optimizer, decoupled: bool | None) -> Manner:
     if decoupled is not None:
         return "decoupled" if decoupled else "coupled"
     manner = manner_of(optimizer)
+    if manner is None and isinstance(optimizer, Lamb):
+        raise UserError(
+            f"{type(optimizer).__name__} decays weights inside its trust ratio, where nothing can be attached: take "
+            "FLAMBe for Frobenius decay there, or say decoupled=True or False for a decay beside it"
+        )
     if manner is None:
         raise UserError(
             f"how {type(optimizer).__name__} decays weights is not known here: say decoupled=True (a step of its own, "
@@ -103,7 +109,7 @@ def remove(optimizer: Optimizer, parameters: Collection[nn.Parameter]) -> Remove
         if not inside:
             continue
         if not any(group is each for each in split):
-            group["weight_decay"] = 0.0
+            _undecayed(group)
             continue
         optimizer.param_groups.append(_taken_out(group, wanted))
     return Removed(optimizer, values)
@@ -117,7 +123,14 @@ def _taken_out(group: dict[str, Any], wanted: set[nn.Parameter]) -> dict[str, An
         if key in group:
             new[key] = [each for each, take in zip(group[key], chosen, strict=True) if take]
             group[key] = [each for each, take in zip(group[key], chosen, strict=True) if not take]
-    new["weight_decay"] = 0.0
     if "name" in group:
         new["name"] = f"{group['name']}, as products"
+    _undecayed(new)
     return new
+
+
+def _undecayed(group: dict[str, Any]) -> None:
+    group["weight_decay"] = 0.0
+    if group.get("adapted") == "decayed":
+        # Lamb's groups with a weight decay have a trust ratio: they keep it.
+        group["adapted"] = "all"

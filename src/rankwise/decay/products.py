@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -72,6 +73,11 @@ class LiveProduct:
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shape of every factor."""
         return tuple(tuple(view.shape) for view in self.views())
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether two factors share entries of a parameter, so that moving one moves the other."""
+        return bool(shared([self]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +213,17 @@ def per_parameter(products: Iterable[LiveProduct]) -> dict[nn.Parameter, list[tu
     for product in products:
         for position, parameter in enumerate(product.parameters):
             found.setdefault(parameter, []).append((product, position))
+    return found
+
+
+def shared(products: Iterable[LiveProduct]) -> set[nn.Parameter]:
+    """The parameters of which some entries lie in more than one of the factors."""
+    found = set()
+    for parameter, places in per_parameter(products).items():
+        if len(places) > 1:
+            apart = sum(int(covered(parameter, [place]).sum()) for place in places)
+            if int(covered(parameter, places).sum()) < apart:
+                found.add(parameter)
     return found
 
 

@@ -31,6 +31,10 @@ class RegionDecay:
         self.values = sorted({float(value) for value in coefficients.unique()} - {0.0})
         self._coefficients = narrowed(coefficients)
 
+    def reaches(self, entries: Tensor) -> bool:
+        """Whether any of these entries of the parameter decay, given as booleans of its shape."""
+        return bool((entries.to(self._coefficients.device) & (self._coefficients != 0)).any())
+
     def apply(self, rate: float | Tensor, scaling: Scaling) -> None:
         """Decay once, unless the parameter has no gradient: optimizers leave it alone then."""
         parameter, gradient = self.parameter, self.parameter.grad

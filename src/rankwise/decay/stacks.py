@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rankwise.decay.products import LiveProduct, covered
+from rankwise.decay.products import LiveProduct
 from rankwise.product.gram import column_gram
-from rankwise.product.multipliers import Multipliers
 from rankwise.product.product import Product
 
 if TYPE_CHECKING:
@@ -54,17 +53,6 @@ def is_wide(shapes: Sequence[Sequence[int]]) -> bool:
     return shapes[0][-2] * shapes[-1][-1] <= inner**2
 
 
-def overlapping(live: LiveProduct) -> bool:
-    """Whether two factors share entries of a parameter, so that moving one moves the other."""
-    for parameter in set(live.parameters):
-        places = [(live, position) for position, each in enumerate(live.parameters) if each is parameter]
-        if len(places) > 1:
-            alone = sum(int(covered(parameter, [place]).sum()) for place in places)
-            if int(covered(parameter, places).sum()) < alone:
-                return True
-    return False
-
-
 def add_gradients(
     decay: Decay, products: Sequence[LiveProduct], scales: Sequence[Scale], target: Target
 ) -> Tensor | None:
@@ -90,7 +78,7 @@ def add_gradients(
 
 
 def _pieces(products: Sequence[LiveProduct]) -> list[Sequence[LiveProduct]]:
-    """Halves: the Grams of one half and what is multiplied by them take no more memory than the Grams of all."""
+    """Halves: the Grams of one and a block of what is multiplied by them take less memory than the Grams of all."""
     half = (len(products) + 1) // 2
     return [products[:half], products[half:]] if half < len(products) else [products]
 
@@ -98,7 +86,7 @@ def _pieces(products: Sequence[LiveProduct]) -> list[Sequence[LiveProduct]]:
 def _add(decay: Decay, products: Sequence[LiveProduct], scales: Sequence[Scale], target: Target) -> Tensor:
     views = [live.views() for live in products]
     shapes = [view.shape for view in views[0]]
-    if not decay.from_grams or len(shapes) == 1 or is_wide(shapes) or overlapping(products[0]):
+    if not decay.from_grams or len(shapes) == 1 or is_wide(shapes) or products[0].overlaps:
         return sum(
             (_add_whole(decay, live, scales, target) for live in products), torch.zeros((), device=views[0][0].device)
         )
@@ -108,20 +96,25 @@ def _add(decay: Decay, products: Sequence[LiveProduct], scales: Sequence[Scale],
     inner = [torch.stack([factors[place].to(dtype) for factors in views]) for place in range(1, len(shapes) - 1)]
     found = decay.multipliers(first, inner, last, Task(scales, products[0].site))
     good = _finite((found.first, *found.inner, found.last), len(products))
-    ready = _scaled(found, scales, good, views[0][0].dtype)
-    limit = first.numel() + last.numel()
-    alive = good.tolist() if good.device.type == "cpu" else [True] * len(products)
+    alive = [True] * len(products)
+    if good.device.type == "cpu":
+        alive = good.tolist()
+    else:
+        # Nobody waits for the device to say which: what is not finite counts as zero.
+        for part in (found.first, *found.inner, found.last):
+            part.masked_fill_(~good.reshape(-1, *[1] * (part.ndim - 1)), 0.0)
+    limit = (first.numel() + last.numel()) // 2
     for index, (live, factors) in enumerate(zip(products, views, strict=True)):
         if not alive[index]:
             continue
         writable = [_region(live, place, target) for place in range(len(shapes))]
         if (region := writable[0]) is not None:
-            _multiply_into(region, factors[0], ready.first[index], limit)
+            _multiply_into(region, factors[0], found.first[index], scales[0], limit)
         if (region := writable[-1]) is not None:
-            _multiply_into(region.mT, factors[-1].mT, ready.last[index].mT, limit)
-        for place, gradients in enumerate(ready.inner, start=1):
+            _multiply_into(region.mT, factors[-1].mT, found.last[index].mT, scales[-1], limit)
+        for place, gradients in enumerate(found.inner, start=1):
             if (region := writable[place]) is not None:
-                region.add_(gradients[index].sum_to_size(region.shape))
+                _add_scaled(region, gradients[index].sum_to_size(region.shape), scales[place])
     return (~good).sum()
 
 
@@ -133,10 +126,7 @@ def _add_whole(decay: Decay, live: LiveProduct, scales: Sequence[Scale], target:
         for place, (gradient, scale) in enumerate(zip(gradients, scales, strict=True)):
             if (region := _region(live, place, target)) is None:
                 continue
-            if isinstance(scale, Tensor) or good.device.type != "cpu":
-                region.add_(torch.where(good, gradient * scale, 0.0))
-            else:
-                region.add_(gradient, alpha=scale)
+            _add_scaled(region, gradient if good.device.type == "cpu" else torch.where(good, gradient, 0.0), scale)
     return (~good).sum()
 
 
@@ -154,22 +144,15 @@ def _stacked(factors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 def _finite(parts: Sequence[Tensor], count: int) -> Tensor:
     """Which products have finite gradients throughout."""
-    good = [part.reshape(count, -1).isfinite().all(-1) for part in parts]
-    return torch.stack(good).all(0)
+    largest = [torch.linalg.vector_norm(part.reshape(count, -1), torch.inf, dim=-1) for part in parts]
+    return torch.stack(largest).isfinite().all(0)
 
 
-def _scaled(found: Multipliers, scales: Sequence[Scale], good: Tensor, dtype: torch.dtype) -> Multipliers:
-    """The multipliers times the scales, zero for products that are not finite, in the type to multiply in."""
-    wide = torch.promote_types(dtype, torch.float32)
-
-    def ready(part: Tensor, scale: Scale) -> Tensor:
-        part = (part * scale).to(wide)
-        if good.device.type == "cpu":
-            return part
-        return torch.where(good.reshape(-1, *[1] * (part.ndim - 1)), part, 0.0)
-
-    inner = tuple(ready(part, scale) for part, scale in zip(found.inner, scales[1:-1], strict=True))
-    return Multipliers(ready(found.first, scales[0]), inner, ready(found.last, scales[-1]))
+def _add_scaled(region: Tensor, gradient: Tensor, scale: Scale) -> None:
+    if isinstance(scale, Tensor):
+        region.add_(gradient * scale)
+    else:
+        region.add_(gradient, alpha=scale)
 
 
 def _region(live: LiveProduct, place: int, target: Target) -> Tensor | None:
@@ -177,13 +160,15 @@ def _region(live: LiveProduct, place: int, target: Target) -> Tensor | None:
     return None if tensor is None else live.like(place, tensor)
 
 
-def _multiply_into(region: Tensor, factor: Tensor, small: Tensor, limit: int) -> None:
-    """`region += factor @ small`, by blocks of rows that are no larger than the Grams; both may be one tensor."""
+def _multiply_into(region: Tensor, factor: Tensor, small: Tensor, scale: Scale, limit: int) -> None:
+    """`region += scale * factor @ small`, by blocks of rows that hold no more than a limit; both may be one tensor."""
     rows = factor.shape[-2]
     # A factor that a batch shares gathers its gradients.
     own = [min(one, two) for one, two in zip(small.shape[:-2], factor.shape[:-2], strict=True)]
-    small = small.sum_to_size((*own, *small.shape[-2:]))
+    small = small.sum_to_size((*own, *small.shape[-2:])).to(torch.promote_types(factor.dtype, torch.float32))
+    if isinstance(scale, Tensor):
+        small, scale = small * scale, 1.0
     block = max(small.shape[-1], limit * rows // factor.numel())
     for start in range(0, rows, block):
         piece = factor[..., start : start + block, :]
-        region[..., start : start + block, :].add_(piece.to(small.dtype) @ small)
+        region[..., start : start + block, :].add_(piece.to(small.dtype) @ small, alpha=scale)

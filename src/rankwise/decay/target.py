@@ -16,6 +16,7 @@ from rankwise.errors import UserError
 from rankwise.product.multipliers import pulled_back
 from rankwise.product.penalties import frobenius_penalty
 from rankwise.product.product import Product
+from rankwise.sites.sites import Sites
 
 
 class TargetDecay(FrobeniusDecay):
@@ -113,6 +114,7 @@ class InitializationDecay(TargetDecay):
         decoupled: bool | None = None,
         model: nn.Module | None = None,
     ) -> None:
+        target = target if isinstance(target, Sites | nn.Module) else list(target)
         start = FrobeniusDecay(target, model=model)
         copies = {live.name: Product(*(view.clone() for view in live.views())) for live in start.products}
         super().__init__(target, copies, coefficient=coefficient, decoupled=decoupled, model=model)
