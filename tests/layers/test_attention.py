@@ -24,14 +24,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "causal": {"heads": 4, "head_size": 3, "causal": True},
     "cross": {"heads": 3, "head_size": 4, "value_size": 2, "key_width": 20, "value_width": 17},
     "wide heads": {"heads": 2, "head_size": 30, "value_size": 40},
+    "deep": {"heads": 4, "head_size": 5, "value_size": 3, "depth": 1},
+    "deep and grouped": {"heads": 6, "head_size": 5, "value_size": 7, "key_heads": 2, "depth": 1},
+    "deep and cross": {"heads": 3, "head_size": 4, "key_width": 20, "value_width": 17, "depth": 1},
 }
 
 
 def made(name: str, **changes: Any) -> FactorizedAttention:
     torch.manual_seed(0)
     layer = FactorizedAttention(24, **{**VARIANTS[name], **changes}, dtype=torch.float64).eval()
-    for parameter in layer.parameters():
-        if parameter.ndim == 1:
+    for name, parameter in layer.named_parameters():
+        if parameter.ndim == 1 or name.endswith("inner"):
             nn.init.normal_(parameter)
     return layer
 
@@ -55,12 +58,15 @@ def by_hand(
         shared = slice(head // members * layer.head_size, (head // members + 1) * layer.head_size)
         values = slice(head // members * layer.value_size, (head // members + 1) * layer.value_size)
         out = slice(head * layer.value_size, (head + 1) * layer.value_size)
-        logits = layer.scale * layer.query(query)[..., rows] @ layer.key(key)[..., shared].mT
+        keys, seen = layer.key(key)[..., shared], layer.value(value)[..., values]
+        if layer.depth:
+            keys, seen = keys @ layer.query_key_inner[shared].mT, seen @ layer.output_value_inner[values].mT
+        logits = layer.scale * layer.query(query)[..., rows] @ keys.mT
         if layer.causal:
             logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), float("-inf"))
         if mask is not None:
             logits = logits.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
-        total = total + logits.softmax(-1) @ layer.value(value)[..., values] @ layer.output.weight[:, out].mT
+        total = total + logits.softmax(-1) @ seen @ layer.output.weight[:, out].mT
     return total if layer.output.bias is None else total + layer.output.bias
 
 
@@ -138,6 +144,46 @@ def test_a_draw_of_ones_own_and_the_model_s_own_scheme() -> None:
     torch.manual_seed(0)
     kept = FactorizedAttention(64, 4, head_size=8, draw=lambda w: nn.init.normal_(w, std=0.02))
     torch.testing.assert_close(kept.qk.dense(), narrow.qk.dense(), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["deep", "deep and grouped", "deep and cross"])
+def test_inner_factors_start_at_the_identity_and_learn(name: str) -> None:
+    torch.manual_seed(5)
+    deep = FactorizedAttention(24, **VARIANTS[name], dtype=torch.float64)
+    torch.manual_seed(5)
+    plain = FactorizedAttention(24, **{**VARIANTS[name], "depth": 0}, dtype=torch.float64)
+    given = streams(deep)
+    torch.testing.assert_close(deep(*given), plain(*given))
+    assert (deep.qk.depth, deep.ov.depth) == (3, 3)
+    assert (deep.key.bias, deep.value.bias) == (None, None)
+    deep(*given).square().sum().backward()
+    assert all(bool(parameter.grad.any()) for parameter in deep.parameters() if parameter.ndim == 2)
+    with torch.no_grad():
+        for inner in (deep.query_key_inner, deep.output_value_inner):
+            inner.normal_()
+    folded = FactorizedAttention(24, **{**VARIANTS[name], "depth": 0}, dtype=torch.float64)
+    folded._take(deep.weights)
+    torch.testing.assert_close(folded(*given), deep(*given))
+
+
+def test_a_key_s_bias_changes_nothing() -> None:
+    layer = made("plain")
+    given = streams(layer)
+    expected = layer(*given)
+    with torch.no_grad():
+        layer.key.bias.normal_(std=10)
+    torch.testing.assert_close(layer(*given), expected)
+
+
+def test_rebalancing_moves_the_heads_junction_of_deep_attention() -> None:
+    layer = made("deep and grouped")
+    given = streams(layer)
+    expected = layer(*given)
+    record = rw.balance_(layer)
+    assert {each.gauge for each in record.moved} == {"a matrix"}
+    assert len(record.moved) == 2
+    assert record.drop > 0
+    torch.testing.assert_close(layer(*given), expected)
 
 
 # ---- from given weights ----------------------------------------------------------------------------------------------
@@ -227,6 +273,7 @@ def test_dropout_is_for_training_alone() -> None:
     [
         (lambda: FactorizedAttention(24, 4, head_size=0), "head_size must be a whole number of at least 1, got 0"),
         (lambda: FactorizedAttention(24, 4, head_size=2, key_heads=3), "4 heads cannot share 3 key heads"),
+        (lambda: FactorizedAttention(24, 4, head_size=2, depth=2), "depth, .*, must be 0 or 1, got 2"),
         (lambda: FactorizedAttention(24, 4, head_size=7, init="truncated"), "cuts heads of size 6 = 24 // 4 down"),
         (
             lambda: FactorizedAttention(24, 4, head_size=2, init="ones"),

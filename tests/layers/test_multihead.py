@@ -104,6 +104,18 @@ def test_folding_gives_the_dense_module_of_the_same_function(settings: dict[str,
         torch.testing.assert_close(one, two)
 
 
+def test_deep_heads_answer_as_the_dense_module_and_fold_to_it() -> None:
+    module = nn.MultiheadAttention(24, 4, batch_first=True, dtype=torch.float64)
+    nn.init.normal_(module.in_proj_bias)
+    deep = FactorizedMultiheadAttention.from_multihead(module, head_size=6, depth=1)
+    stream = torch.randn(2, 5, 24, dtype=torch.float64)
+    torch.testing.assert_close(deep(stream, stream, stream), module(stream, stream, stream))
+    with torch.no_grad():
+        deep.query_key_inner.normal_()
+        deep.output_value_inner.normal_()
+    torch.testing.assert_close(deep.fold()(stream, stream, stream), deep(stream, stream, stream))
+
+
 def test_folding_repeats_shared_heads_and_carries_a_scale_of_its_own() -> None:
     torch.manual_seed(0)
     layer = FactorizedMultiheadAttention(24, 4, head_size=5, key_heads=2, scale=0.3, dtype=torch.float64).eval()

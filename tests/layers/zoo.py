@@ -72,6 +72,7 @@ ZOO: dict[str, Callable[[], Made]] = {
     "embedding": _embedding,
     "embedding, deep": partial(_embedding, depth=1, padding_idx=0),
     "attention": _attention,
+    "attention, deep": partial(_attention, depth=1),
     "multihead": _multihead,
     **{f"linear, {form}": partial(_tensor_linear, form) for form in ("cp", "tucker", "tensor-train")},
     **{f"conv, {form}": partial(_tensor_conv, form) for form in ("cp", "tucker", "tensor-train")},

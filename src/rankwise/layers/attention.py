@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,8 @@ class FactorizedAttention(nn.Module):
     """Multi-head attention with the products `Q_h^T K_h` and `O_h V_h` of each head at a rank of choice, its head size.
 
     `softmax(scale * x Q_h^T K_h y^T) y V_h^T O_h^T`, summed over the heads: a layer of two factorized forms for each
-    head, whatever the width is. Compressing it is choosing smaller heads.
+    head, whatever the width is. Compressing it is choosing smaller heads; with `depth=1` the forms are `Q_h^T M_h K_h`
+    and `O_h N_h V_h`.
 
     Arguments:
         width: of the input and the output.
@@ -33,7 +35,10 @@ class FactorizedAttention(nn.Module):
         key_heads: how many heads keys and values have, each shared by `heads / key_heads` query heads; `heads` by
             default.
         key_width, value_width: of what keys and values are computed from; `width` by default.
-        bias: whether queries, keys, values and output have biases.
+        depth: the number of inner factors of each product, 0 or 1. They stand on the side of keys and values, one for
+            each of their heads, and start at the identity, as in the paper.
+        bias: whether queries, keys, values and output have biases; with inner factors queries and output alone, since
+            those of keys and values change nothing that the output's could not (see `HeadWeights.truncated`).
         causal: whether a query sees only keys up to its own position.
         dropout: of the attention weights, in training.
         scale: the factor on the logits. By default `head_size ** -0.5`; where the start is a truncation of larger
@@ -58,6 +63,7 @@ class FactorizedAttention(nn.Module):
         key_heads: int | None = None,
         key_width: int | None = None,
         value_width: int | None = None,
+        depth: int = 0,
         bias: bool = True,
         causal: bool = False,
         dropout: float = 0.0,
@@ -74,6 +80,7 @@ class FactorizedAttention(nn.Module):
         self.value_size = head_size if value_size is None else value_size
         self.key_width = width if key_width is None else key_width
         self.value_width = width if value_width is None else value_width
+        self.depth = depth
         self.causal, self.dropout = causal, dropout
         self.init: Start = init
         self.draw = draw
@@ -81,11 +88,18 @@ class FactorizedAttention(nn.Module):
         full = width // heads
         self.scale = scale if scale is not None else (full if init == "truncated" else head_size) ** -0.5
         # Allocated without a draw of their own, so that the random numbers that are used up are those of the start.
-        made = {"bias": bias, "device": "meta", "dtype": dtype}
-        self.query = nn.Linear(width, heads * head_size, **made)
-        self.key = nn.Linear(self.key_width, self.key_heads * head_size, **made)
-        self.value = nn.Linear(self.value_width, self.key_heads * self.value_size, **made)
-        self.output = nn.Linear(heads * self.value_size, width, **made)
+        made: dict[str, Any] = {"device": "meta", "dtype": dtype}
+        self.query = nn.Linear(width, heads * head_size, bias, **made)
+        self.key = nn.Linear(self.key_width, self.key_heads * head_size, bias and not depth, **made)
+        self.value = nn.Linear(self.value_width, self.key_heads * self.value_size, bias and not depth, **made)
+        self.output = nn.Linear(heads * self.value_size, width, bias, **made)
+        self.query_key_inner: nn.Parameter | None = None
+        self.output_value_inner: nn.Parameter | None = None
+        if depth:
+            self.query_key_inner = nn.Parameter(torch.empty(self.key_heads * head_size, head_size, **made))
+            self.output_value_inner = nn.Parameter(
+                torch.empty(self.key_heads * self.value_size, self.value_size, **made)
+            )
         self.to_empty(device=torch.get_default_device() if device is None else device)
         self.reset_parameters()
 
@@ -96,6 +110,7 @@ class FactorizedAttention(nn.Module):
         *,
         head_size: int,
         value_size: int | None = None,
+        depth: int = 0,
         scale: float | None = None,
         causal: bool = False,
         dropout: float = 0.0,
@@ -105,6 +120,7 @@ class FactorizedAttention(nn.Module):
         Arguments:
             weights: the weights to start from.
             head_size, value_size: the ranks to keep, at most those of the weights.
+            depth: the number of inner factors, 0 or 1.
             scale: the factor on the logits; that of the given heads, `weights.head_size ** -0.5`, by default.
             causal, dropout: as for a new layer.
 
@@ -124,6 +140,7 @@ class FactorizedAttention(nn.Module):
             key_heads=weights.key_heads,
             key_width=weights.key.shape[1],
             value_width=weights.value.shape[1],
+            depth=depth,
             bias=any(bias is not None for bias in biases),
             causal=causal,
             dropout=dropout,
@@ -137,21 +154,25 @@ class FactorizedAttention(nn.Module):
 
     @property
     def qk(self) -> Product:
-        """`Q_h^T K_h` of the live parameters, biases left aside."""
-        return self.weights.qk
+        """`Q_h^T K_h` (or `Q_h^T M_h K_h`) of the live parameters, biases left aside."""
+        return self._chain(self._stored().qk, self.query_key_inner)
 
     @property
     def ov(self) -> Product:
-        """`O_h V_h` of the live parameters, biases left aside."""
-        return self.weights.ov
+        """`O_h V_h` (or `O_h N_h V_h`) of the live parameters, biases left aside."""
+        return self._chain(self._stored().ov, self.output_value_inner)
 
     @property
     def weights(self) -> HeadWeights:
-        """The live parameters."""
-        names = ("query", "key", "value", "output")
-        tensors = {name: self.get_submodule(name).weight for name in names}
-        tensors |= {f"{name}_bias": self.get_submodule(name).bias for name in names}
-        return HeadWeights(**tensors, heads=self.heads, key_heads=self.key_heads)  # pyright: ignore[reportArgumentType]
+        """The parameters as the weights of attention without inner factors, which are multiplied to keys and values."""
+        stored = self._stored()
+        if self.query_key_inner is None or self.output_value_inner is None:
+            return stored
+        return replace(
+            stored,
+            key=self._inside(self.key.weight, self.query_key_inner),
+            value=self._inside(self.value.weight, self.output_value_inner),
+        )
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -201,9 +222,28 @@ class FactorizedAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         queries = self.query(query).unflatten(-1, (self.heads, self.head_size))
-        keys = self.key(key).unflatten(-1, (self.key_heads, self.head_size))
-        values = self.value(value).unflatten(-1, (self.key_heads, self.value_size))
-        return queries.transpose(-2, -3), keys.transpose(-2, -3), values.transpose(-2, -3)
+        keys = self.key(key).unflatten(-1, (self.key_heads, self.head_size)).transpose(-2, -3)
+        values = self.value(value).unflatten(-1, (self.key_heads, self.value_size)).transpose(-2, -3)
+        if self.query_key_inner is not None and self.output_value_inner is not None:
+            keys = keys @ self._by_head(self.query_key_inner).mT
+            values = values @ self._by_head(self.output_value_inner).mT
+        return queries.transpose(-2, -3), keys, values
+
+    def _by_head(self, rows: Tensor) -> Float[Tensor, "g r columns"]:
+        return rows.unflatten(0, (self.key_heads, -1))
+
+    def _inside(self, weight: Tensor, inner: Tensor) -> Tensor:
+        """The weight of keys or values with its inner factor multiplied to it."""
+        return (self._by_head(inner) @ self._by_head(weight)).flatten(0, 1)
+
+    def _chain(self, product: Product, inner: Tensor | None) -> Product:
+        return product if inner is None else Product(product.left, self._by_head(inner)[:, None], product.right)
+
+    def _stored(self) -> HeadWeights:
+        names = ("query", "key", "value", "output")
+        tensors = {name: self.get_submodule(name).weight for name in names}
+        tensors |= {f"{name}_bias": self.get_submodule(name).bias for name in names}
+        return HeadWeights(**tensors, heads=self.heads, key_heads=self.key_heads)  # pyright: ignore[reportArgumentType]
 
     def _merged(self, attended: Tensor) -> Tensor:
         return self.output(attended.transpose(-2, -3).flatten(-2))
@@ -229,6 +269,9 @@ class FactorizedAttention(nn.Module):
             bias = getattr(weights, f"{name}_bias")
             if linear.bias is not None:
                 linear.bias.zero_() if bias is None else linear.bias.copy_(bias)  # pyright: ignore[reportCallIssue]
+        for inner in (self.query_key_inner, self.output_value_inner):
+            if inner is not None:
+                inner.copy_(torch.eye(inner.shape[1], dtype=inner.dtype).repeat(self.key_heads, 1))
 
     def _check(self) -> None:
         sizes = {
@@ -241,6 +284,8 @@ class FactorizedAttention(nn.Module):
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise UserError(f"{name} must be a whole number of at least 1, got {size!r}")
+        if isinstance(self.depth, bool) or self.depth not in (0, 1):
+            raise UserError(f"depth, the number of inner factors of attention, must be 0 or 1, got {self.depth!r}")
         if self.heads % self.key_heads:
             raise UserError(
                 f"{self.heads} heads cannot share {self.key_heads} key heads evenly: give a divisor of them"
@@ -259,7 +304,7 @@ class FactorizedAttention(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"width={self.width}, heads={self.heads}, head_size={self.head_size}, value_size={self.value_size}, "
-            f"key_heads={self.key_heads}, scale={self.scale:g}, causal={self.causal}"
+            f"key_heads={self.key_heads}, depth={self.depth}, scale={self.scale:g}, causal={self.causal}"
         )
 
 

@@ -81,7 +81,7 @@ def gauge_of(site: Site, certificate: Certificate | None, *, normalized: Normali
         raise NoGauge(f"the site is not certified: {certificate.reason}")
     middle = query_side(site)
     note = (
-        "only between head and head: the chain's other junctions are latents, normalized or shared"
+        "only at the heads' own junction: at the chain's others (latents, inner factors) no move was proved"
         if len(site.factors) > 2
         else ""
     )

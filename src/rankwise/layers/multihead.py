@@ -33,7 +33,7 @@ class FactorizedMultiheadAttention(FactorizedAttention):
 
     @classmethod
     def from_multihead(
-        cls, dense: nn.MultiheadAttention, *, head_size: int, value_size: int | None = None
+        cls, dense: nn.MultiheadAttention, *, head_size: int, value_size: int | None = None, depth: int = 0
     ) -> FactorizedMultiheadAttention:
         """A layer of smaller heads in place of a dense one, which is left alone: the best approximation head by head.
 
@@ -45,7 +45,7 @@ class FactorizedMultiheadAttention(FactorizedAttention):
         True
         """
         layer = cls.from_weights(
-            dense_weights(dense), head_size=head_size, value_size=value_size, dropout=dense.dropout
+            dense_weights(dense), head_size=head_size, value_size=value_size, depth=depth, dropout=dense.dropout
         )
         assert isinstance(layer, cls)
         layer.batch_first = dense.batch_first
@@ -89,10 +89,15 @@ class FactorizedMultiheadAttention(FactorizedAttention):
                 getattr(dense, f"{target}_proj_weight").copy_(source)
         dense.out_proj.weight.copy_(_widened(weights.output.mT, self.heads, size, 1).mT)
         if dense.in_proj_bias is not None:
+            # With inner factors keys and values have no bias.
+            key_bias, value_bias = (
+                linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
+                for linear in (self.key, self.value)
+            )
             parts = (
                 (self.query.bias * share, self.heads, 1),
-                (self.key.bias * share, self.key_heads, members),
-                (self.value.bias, self.key_heads, members),
+                (key_bias * share, self.key_heads, members),
+                (value_bias, self.key_heads, members),
             )
             biases = [_widened(bias[:, None], count, size, copies).squeeze(1) for bias, count, copies in parts]
             dense.in_proj_bias.copy_(torch.cat(biases))
