@@ -87,6 +87,17 @@ if TYPE_CHECKING:
     from rankwise.sites.registry import register_layout as register_layout
     from rankwise.sites.site import Site as Site
     from rankwise.sites.sites import Sites as Sites
+    from rankwise.watch.alarms import Alarm as Alarm
+    from rankwise.watch.alarms import Alarms as Alarms
+    from rankwise.watch.alarms import RunStopped as RunStopped
+    from rankwise.watch.monitor import Monitor as Monitor
+    from rankwise.watch.run import Run as Run
+    from rankwise.watch.run import open_run as open_run
+    from rankwise.watch.schedules import Every as Every
+    from rankwise.watch.schedules import EverySeconds as EverySeconds
+    from rankwise.watch.schedules import LogSpaced as LogSpaced
+    from rankwise.watch.schedules import LossPlateau as LossPlateau
+    from rankwise.watch.schedules import RankChange as RankChange
 
 # Each module with the public names that live in it. They are imported at first use, so that the command line can answer
 # `--help` at once and nobody pays for a room that they never enter; the block above tells type checkers the same.
@@ -159,6 +170,10 @@ _MODULES = {
     "rankwise.sites.registry": ("register_layout",),
     "rankwise.sites.site": ("Site",),
     "rankwise.sites.sites": ("Sites",),
+    "rankwise.watch.alarms": ("Alarm", "Alarms", "RunStopped"),
+    "rankwise.watch.monitor": ("Monitor",),
+    "rankwise.watch.run": ("Run", "open_run"),
+    "rankwise.watch.schedules": ("Every", "EverySeconds", "LogSpaced", "LossPlateau", "RankChange"),
 }
 HOMES = {name: module for module, names in _MODULES.items() for name in names}
 # Rooms that are entered by their own name, `rankwise.theory.flow(...)`, imported at first use as well.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from rankwise.numbers import bound, number
 
@@ -59,6 +59,12 @@ def read_rows(content: bytes, names: Sequence[str]) -> Iterator[Row]:
     """
     for cells in csv.reader(io.StringIO(content.decode("utf-8"), newline="")):
         yield {name: _value(name, cell) for name, cell in zip(names, cells, strict=True)}
+
+
+def rows_at(file: BinaryIO, start: int, end: int, names: Sequence[str]) -> list[Row]:
+    """The rows between two bytes of a run's rows."""
+    file.seek(start)
+    return list(read_rows(file.read(end - start), names))
 
 
 def _cell(value: Any, form: Any) -> Any:

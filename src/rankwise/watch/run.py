@@ -16,7 +16,7 @@ from rankwise.product.spectrum import Spectrum
 from rankwise.text import printable
 from rankwise.watch.lock import RunLock, is_written
 from rankwise.watch.log import Entry
-from rankwise.watch.rows import Row, header, read_rows
+from rankwise.watch.rows import Row, header, rows_at
 from rankwise.watch.store import read_heading
 from rankwise.watch.survey import ROWS, mend, spectra_path, survey
 
@@ -82,8 +82,7 @@ class Run:
         chosen = self.snapshots if step is None else (self._snapshot(step),)
         with (self.folder / ROWS).open("rb") as file:
             for entry in chosen:
-                file.seek(entry.rows[0])
-                yield from read_rows(file.read(entry.rows[1] - entry.rows[0]), self.columns)
+                yield from rows_at(file, *entry.rows, self.columns)
 
     def spectra(self, step: int, of: str = "product") -> dict[str, Spectrum]:
         """The spectra of a snapshot by site.

@@ -15,7 +15,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from rankwise.errors import UserError
-from rankwise.files import sync_folder, write_whole
+from rankwise.files import sync_folder, usual_mode, write_whole
 from rankwise.text import printable
 from rankwise.watch.lock import RunLock
 from rankwise.watch.log import Entry
@@ -215,6 +215,7 @@ def _keep_start(folder: Path, start: Mapping[str, Tensor]) -> None:
     save_file({name: tensor.detach().contiguous() for name, tensor in start.items()}, fresh)
     with fresh.open("rb") as file:
         os.fsync(file.fileno())
+    fresh.chmod(usual_mode())
     fresh.replace(folder / START)
     sync_folder(folder)
 

@@ -1,0 +1,79 @@
+"""A thread on which snapshots become numbers, so that training does not wait for them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+
+
+def alone() -> None:
+    """Let torch compute on one core in this thread: the others belong to the training.
+
+    Torch keeps the number for each thread, but gives threads that are begun later the one that was set last, whoever
+    set it: so another thread sets it back.
+    """
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    other = threading.Thread(target=torch.set_num_threads, args=(usual,))
+    other.start()
+    other.join()
+
+
+class Worker:
+    """Runs tasks one after another on a thread of one core; a task sees to its own errors.
+
+    Its thread ends with the process at the latest. In a forked child there is none, and tasks are refused.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._open = 0
+        self._process = os.getpid()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks are not done."""
+        return self._open
+
+    def do(self, task: Callable[[], None]) -> None:
+        """Run a task after those that were given before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rankwise-monitor", daemon=True)
+            self._thread.start()
+        with self._idle:
+            self._open += 1
+        self._tasks.put(task)
+
+    def wait(self, at_most: int = 0) -> None:
+        """Wait until no more than some tasks are left."""
+        if self._process != os.getpid():
+            return
+        with self._idle:
+            self._idle.wait_for(lambda: self._open <= at_most)
+
+    def close(self) -> None:
+        """Finish what there is to do, and end the thread."""
+        if self._thread is not None and self._process == os.getpid():
+            self._tasks.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        alone()
+        with torch.no_grad():
+            while (task := self._tasks.get()) is not None:
+                try:
+                    with suppress(Exception):
+                        task()
+                finally:
+                    del task
+                    with self._idle:
+                        self._open -= 1
+                        self._idle.notify_all()
