@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -67,12 +68,14 @@ class Course:
 
     Arguments:
         half_sum: half the squared norms of the factors, the bound that decay of the factors acts on.
+        gap: by how much it exceeds the nuclear norm.
         nuclear, frobenius: norms of the product.
         imbalance: `|A^T A - B B^T|_F`.
         loss: the loss on each batch.
     """
 
     half_sum: Tensor
+    gap: Tensor
     nuclear: Tensor
     frobenius: Tensor
     imbalance: Tensor
@@ -80,8 +83,8 @@ class Course:
 
     @property
     def slack(self) -> Tensor:
-        """The share of the bound that the nuclear norm leaves, over all products, at every measurement."""
-        return 1 - self.nuclear.sum(-1) / self.half_sum.sum(-1)
+        """The share of the bound that is gap, over all products, at every measurement."""
+        return self.gap.sum(-1) / self.half_sum.sum(-1)
 
     @property
     def kept(self) -> Tensor:
@@ -162,19 +165,26 @@ def train(recipe: Recipe, images: Images, start: Start, charge: Charge) -> Cours
         losses.append(loss.detach())
         if step % recipe.measured == 0:
             measured.append(measure(products, net))
-    norms = torch.stack(measured, 1)
-    return Course(half_sum=norms[0], nuclear=norms[1], frobenius=norms[2], imbalance=norms[3], loss=torch.stack(losses))
+    half_sum, gap, nuclear, frobenius, imbalance = torch.stack(measured, 1)
+    return Course(
+        half_sum=half_sum,
+        gap=gap,
+        nuclear=nuclear,
+        frobenius=frobenius,
+        imbalance=imbalance,
+        loss=torch.stack(losses),
+    )
 
 
 def measure(sites: rw.Sites, net: nn.Module) -> Tensor:
-    """Half-sum, nuclear norm, Frobenius norm and imbalance of every product, heads one by one."""
+    """Half-sum, gap, nuclear norm, Frobenius norm and imbalance of every product, heads one by one."""
     rows = []
     for site in sites:
         product = site.product(net).detach()
-        balance = rw.balance(product)
-        frobenius = rw.frobenius_penalty(product).mul(2).sqrt()
-        rows.append(torch.stack([balance.half_sum, balance.nuclear, frobenius.double(), balance.imbalance_norm]))
-    return torch.cat([row.reshape(4, -1) for row in rows], 1)
+        found = rw.balance(product)
+        frobenius = rw.frobenius_penalty(product).mul(2).sqrt().double()
+        rows.append(torch.stack([found.half_sum, found.gap, found.nuclear, frobenius, found.imbalance_norm]))
+    return torch.cat([row.reshape(5, -1) for row in rows], 1)
 
 
 def arms(name: str, images: Images) -> dict[tuple[Start, Charge], Course]:
@@ -185,16 +195,17 @@ def table(name: str, courses: dict[tuple[Start, Charge], Course]) -> Table:
     """Means over the products at the first and at the last step, and what decay of the factors should have left."""
     recipe = RECIPES[name]
     found = Table(
-        title=f"{name}: {recipe.steps} steps, {courses['regular', 'factors'].half_sum.shape[1]} products, "
-        f"exp(-2 lambda t) = {recipe.shrinkage[-1]:.3f}"
+        title=f"{name}: {recipe.steps} steps, {courses['regular', 'factors'].gap.shape[1]} products, "
+        f"exp(-2 lambda t) = {recipe.shrinkage[-1]:.3f}",
+        box=box.MARKDOWN,
     )
-    for column in ("start", "decay of", "bound", "nuclear norm", "bound left", "imbalance", "|W|_F", "loss"):
+    for column in ("start", "decay of", "bound", "nuclear norm", "gap / bound", "imbalance", "norm", "loss"):
         found.add_column(column, justify="left" if column in ("start", "decay of") else "right")
     for (start, charge), course in courses.items():
-        numbers = [course.half_sum, course.nuclear, course.imbalance, course.frobenius]
-        half_sum, nuclear, imbalance, frobenius = (f"{n[0].mean():.2f} > {n[-1].mean():.2f}" for n in numbers)
-        slack = f"{course.slack[0]:.3f} > {course.slack[-1]:.3f}"
-        loss = f"{course.loss[:25].mean():.2f} > {course.loss[-25:].mean():.2f}"
+        means = (each.mean(-1) for each in (course.half_sum, course.nuclear, course.imbalance, course.frobenius))
+        half_sum, nuclear, imbalance, frobenius = (f"{each[0]:.2f} to {each[-1]:.2f}" for each in means)
+        slack = f"{course.slack[0]:.1%} to {course.slack[-1]:.1%}"
+        loss = f"{course.loss[:25].mean():.2f} to {course.loss[-25:].mean():.2f}"
         found.add_row(start, charge, half_sum, nuclear, slack, imbalance, frobenius, loss)
     return found
 
@@ -202,7 +213,7 @@ def table(name: str, courses: dict[tuple[Start, Charge], Course]) -> Table:
 def main(folder: str) -> None:
     images = cifar(Path(folder), IMAGES)
     for name in RECIPES:
-        Console(width=110).print(table(name, arms(name, images)))
+        Console(width=120).print(table(name, arms(name, images)))
 
 
 if __name__ == "__main__":
