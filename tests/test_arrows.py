@@ -39,7 +39,7 @@ def test_arrows_point_one_way(house):
         ("product/product.py", "import rankwise.sites", "rankwise.product is not allowed to import rankwise.sites"),
         ("sites/__init__.py", "from rankwise import cli", "rankwise.sites is not allowed to import rankwise.cli"),
         ("report/__init__.py", "import rankwise.product", "rankwise.report is not allowed to import rankwise.product"),
-        ("theory/__init__.py", "import rankwise.sites", "rankwise.theory is not allowed to import rankwise.sites"),
+        ("theory/__init__.py", "import rankwise.layers", "rankwise.theory is not allowed to import rankwise.layers"),
         ("errors.py", "import rankwise.product", "rankwise.errors is not allowed to import rankwise.product"),
         ("attic/__init__.py", "import torch", "rankwise.attic"),
     ],
