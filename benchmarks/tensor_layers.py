@@ -1,7 +1,7 @@
 """Tensorized convolutions against dense ones, forward and backward, and whether "auto" picks the faster way.
 
-    python benchmarks/tensor_layers.py                       on the CPU, one thread
-    python benchmarks/tensor_layers.py --device cuda --dtype bfloat16
+    python -m benchmarks.tensor_layers                       on the CPU, one thread
+    python -m benchmarks.tensor_layers --device cuda --dtype bfloat16
 
 Times are the best of several rounds in which all contenders take turns, and are printed as shares of the dense layer's:
 the small convolutions in turn, and the kernel rebuilt from its cores and run at once.

@@ -116,6 +116,19 @@ def test_a_regular_start_draws_every_factor_for_itself():
     assert right.std().item() == pytest.approx((2 / 300) ** 0.5, rel=0.05)
 
 
+def test_where_factors_are_drawn_as_the_dense_weight_the_product_is_smaller_instead():
+    """VGG and wide ResNets: two thirds of the share. Spectral and regular starts then differ the other way round."""
+    torch.manual_seed(0)
+    spread = (2 / (9 * 64)) ** 0.5
+    dense = torch.randn(192, 192) * spread
+    for share in (0.111, 0.333):
+        draw = partial(nn.init.normal_, std=spread)
+        regular = multiplied(initial_factors(dense, round(192 * share), inner=0, init=draw))
+        kept = multiplied(initial_factors(dense, round(192 * share), inner=0, init=Spectral()))
+        assert (regular.square().sum() / dense.square().sum()).item() == pytest.approx(2 * share / 3, rel=0.1)
+        assert regular.norm() < kept.norm()
+
+
 def test_factors_are_in_the_type_of_the_weight():
     assert {factor.dtype for factor in spectral_factors(matrix(6, 4).bfloat16(), 2)} == {torch.bfloat16}
 

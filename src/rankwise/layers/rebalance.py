@@ -165,7 +165,9 @@ def _plan(
 
 
 def _is_ours(model: nn.Module, site: Site) -> bool:
-    return isinstance(model.get_submodule(site.parameters[0].rsplit(".", 2)[0]), FactorizedLayer)
+    # Its parameters are `path.factors.0`, or `factors.0` where the model itself is the layer.
+    path = ".".join(site.parameters[0].split(".")[:-2])
+    return isinstance(model.get_submodule(path), FactorizedLayer)
 
 
 def _views(site: Site, gauge: Gauge, tensors: Mapping[str, Tensor]) -> list[Tensor]:
