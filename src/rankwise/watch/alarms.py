@@ -75,7 +75,7 @@ class Alarms:
     def __post_init__(self) -> None:
         for name in ("collapse", "spike", "dead", "imbalance"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
+            if value is not None and not (isinstance(value, float) and 0 < value < 1):
                 raise UserError(f"Alarms({name}={value!r}): give a share between 0 and 1, or None for no such alarm")
         if not 0 <= self.hysteresis < 1 or self.patience < 1:
             raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import RankwiseError, UserError
+from rankwise.numbers import number
 from rankwise.product.balance import Balance, balance
 from rankwise.product.bucket import spectra
 from rankwise.product.catalogue import measure
@@ -97,10 +97,10 @@ def compute(
 
 
 def mean_of(rows: Sequence[Row], name: str, *, of: str = "product") -> float | None:
-    """The mean of a column over the products (or changes) of a snapshot, where it has numbers."""
-    values = [row[name] for row in rows if row["of"] == of and row.get(name) is not None]
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else None
+    """The mean of a column over the products or changes of a snapshot, of the numbers as they are written."""
+    found = [number(row[name]) for row in rows if row["of"] == of and row.get(name) is not None]
+    values = [value for value in found if value is not None]
+    return sum(values) / len(values) if values else None
 
 
 def _stored(site: Site, copies: Copies) -> Found:

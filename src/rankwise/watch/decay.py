@@ -92,7 +92,7 @@ class DecayCount:
         group = self.optimizer.param_groups[place]
         decay = float(group.get("weight_decay", 0.0))
         if isinstance(self.optimizer, torch.optim.SGD):
-            return torch.tensor(decay) if not group.get("momentum") else None
+            return torch.tensor(decay, dtype=torch.float64) if not group.get("momentum") else None
         state = self.optimizer.state.get(parameter, {})
         moments, step = state.get("exp_avg_sq"), state.get("step")
         if moments is None or step is None or "betas" not in group:

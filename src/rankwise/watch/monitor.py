@@ -133,22 +133,17 @@ class Monitor:
             "gradients": gradients,
             "alarms": repr(alarms),
         }
-        store = _opened(
-            self.folder,
-            heading(
-                measures=names,
-                keep=keep,
-                base=None if base is None else str(base),
-                optimizer=optimizer is not None,
-                settings=settings,
-                config=config,
-                model=self.model,
-            ),
-            site_records(self.sites, self.model),
-            start=self._here,
-            resume=resume,
+        self._count = None if optimizer is None else DecayCount(optimizer, self.model)
+        head = heading(
+            measures=names,
+            keep=keep,
+            base=None if base is None else str(base),
+            optimizer=optimizer is not None,
+            settings=settings,
+            config=config,
+            model=self.model,
         )
-        self._count = None if optimizer is None else _counted(optimizer, self.model, store)
+        store = self._opened(head, resume=resume)
         self._base = base
         self._meter = Meter(1 / torch.get_num_threads() if device.type == "cpu" else 0.0)
         plan = Plan(
@@ -190,13 +185,12 @@ class Monitor:
         return self._meter.overhead if self._process is not None else None
 
     def state_dict(self) -> dict[str, Any]:
-        """What belongs into a training checkpoint, so that a run goes on exactly: schedule and accumulated decay."""
-        if self._process is None:
-            return {}
-        state = {"schedule": self.schedule.state_dict()}
-        if self._count is not None:
-            state["count"] = self._count.state_dict()
-        return {key: value for key, value in state.items() if value}
+        """What belongs into a training checkpoint, so that a run goes on exactly: schedule and accumulated decay.
+
+        Waits until every snapshot is on the disk, so that none is missing in a run that goes on from the checkpoint.
+        """
+        self.flush()
+        return self._state() if self._process is not None else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, before the first step; without it, from what the run itself knows."""
@@ -261,7 +255,7 @@ class Monitor:
     def _take(self, moment: Moment, loss: float | Tensor | None) -> None:
         began = time.perf_counter()
         self.schedule.taken(moment)
-        state = self.state_dict()
+        state = self._state()
         copies = self._capture.take(self.model)
         gradients: Copies | None = None
 
@@ -282,6 +276,26 @@ class Monitor:
         taken = Taken(moment.step, time.time(), loss, copies, gradients, implied, state, seconds, release)
         recorder = self._recorder
         self._worker.do(lambda: recorder.record(taken))
+
+    def _state(self) -> dict[str, Any]:
+        state = {"schedule": self.schedule.state_dict()}
+        if self._count is not None:
+            state["count"] = self._count.state_dict()
+        return {key: value for key, value in state.items() if value}
+
+    def _opened(self, head: Mapping[str, Any], *, resume: bool) -> RunStore:
+        try:
+            sites = site_records(self.sites, self.model)
+            if not (resume and (self.folder / RUN).exists()):
+                return create(self.folder, head, sites, start=self._here)
+            store = reopen(self.folder, head, sites)
+        except BaseException:
+            if self._count is not None:
+                self._count.remove()
+            raise
+        for dropped in store.dropped:
+            log.warning("%s: dropped what is not safe: %s", self.folder, dropped)
+        return store
 
     def _begin(self, step: int) -> None:
         """At the first step it is known where the run goes on."""
@@ -398,30 +412,6 @@ def _selected(model: nn.Module, sites: Sites | None) -> tuple[Site, ...]:
 
 def _copied(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     return {plain_name(name): tensor.clone() for name, tensor in live(model, names).items()}
-
-
-def _opened(
-    folder: Path,
-    head: Mapping[str, Any],
-    sites: Sequence[Mapping[str, Any]],
-    *,
-    start: Mapping[str, Tensor] | None,
-    resume: bool,
-) -> RunStore:
-    if not (resume and (folder / RUN).exists()):
-        return create(folder, head, sites, start=start)
-    store = reopen(folder, head, sites)
-    for dropped in store.dropped:
-        log.warning("%s: dropped what is not safe: %s", folder, dropped)
-    return store
-
-
-def _counted(optimizer: Any, model: nn.Module, store: RunStore) -> DecayCount:
-    try:
-        return DecayCount(optimizer, model)
-    except BaseException:
-        store.close()
-        raise
 
 
 def _finish(worker: Worker, recorder: Recorder, count: DecayCount | None) -> None:

@@ -21,7 +21,7 @@ from rankwise.watch.compute import Plan, compute, mean_of
 from rankwise.watch.decay import Implied
 from rankwise.watch.log import Entry
 from rankwise.watch.meter import Meter
-from rankwise.watch.rows import Row, written
+from rankwise.watch.rows import Row, read_rows, written
 from rankwise.watch.store import RunStore
 
 log = logging.getLogger("rankwise")
@@ -128,8 +128,11 @@ class Recorder:
 
     def _write(self, taken: Taken, rows: list[Row], spectra: Mapping[str, Tensor] | None, began: float) -> None:
         loss = as_number(taken.loss)
+        columns = self.store.heading["columns"]
+        content = written(rows, columns)
         if not self._start:
-            self._start = {place_of(row): row for row in rows if row["of"] in ("product", "group")}
+            # As a process that goes on with this run will read it: what follows may not depend on who computes it.
+            self._start = {place_of(row): row for row in read_rows(content, columns)}
         alarms, state = [], taken.state
         if self.watch is not None:
             alarms = self.watch.look(rows, start=self._start, loss=loss)
@@ -144,7 +147,7 @@ class Recorder:
             seconds={"step": round(taken.seconds, 6), "worker": round(time.thread_time() - began, 6)},
             state=state,
         )
-        self.store.append(entry, rows=written(rows, self.store.heading["columns"]), spectra=spectra)
+        self.store.append(entry, rows=content, spectra=spectra)
         self._learn(rows)
         self.outcomes.append(Outcome(taken.step, summary(rows, loss), alarms))
 

@@ -204,7 +204,9 @@ class LossPlateau(Schedule):
 
 @dataclass
 class RankChange(Schedule):
-    """Due more often while a measure of the products moves: the distance doubles when it rests, and halves when not.
+    """Due more often while a measure of the products moves: the distance doubles while it rests, and shrinks at once.
+
+    A movement that begins while the distance is long is noticed at its end: `longest` says how late.
 
     Arguments:
         by: the relative change of the mean from one snapshot to the next that counts as movement.
@@ -255,7 +257,7 @@ class RankChange(Schedule):
         if value is None or before is None:
             return
         moved = abs(value - before) > self.by * abs(before)
-        self._interval = max(self.shortest, self._interval // 2) if moved else min(self.longest, self._interval * 2)
+        self._interval = self.shortest if moved else min(self.longest, self._interval * 2)
 
 
 @dataclass
