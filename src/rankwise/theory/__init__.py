@@ -91,6 +91,13 @@ from rankwise.theory.heads.simulation import head_flow as head_flow
 from rankwise.theory.low_rank import RankPath as RankPath
 from rankwise.theory.low_rank import RankStage as RankStage
 from rankwise.theory.low_rank import greedy_low_rank as greedy_low_rank
+from rankwise.theory.normalized import EquilibriumStep as EquilibriumStep
+from rankwise.theory.normalized import NormalizedStep as NormalizedStep
+from rankwise.theory.normalized import equilibrium_step as equilibrium_step
+from rankwise.theory.normalized import normalized_step as normalized_step
+from rankwise.theory.normalized_training import Start as Start
+from rankwise.theory.normalized_training import StartAndDecay as StartAndDecay
+from rankwise.theory.normalized_training import start_and_decay as start_and_decay
 from rankwise.theory.path import Ending as Ending
 from rankwise.theory.path import Path as Path
 from rankwise.theory.path import Plateau as Plateau
