@@ -85,8 +85,10 @@ class Decay(ABC):
         """The gradient by a matrix itself, for products of one factor and where forming the matrix is cheaper."""
         wide = matrix.to(torch.promote_types(matrix.dtype, self.accumulate))
         tall = wide if wide.shape[-2] >= wide.shape[-1] else wide.mT
-        identity = torch.eye(tall.shape[-1], dtype=wide.dtype, device=wide.device)
-        small = self.multipliers(tall.mT @ tall, (), identity, task).first
+        gram = tall.mT @ tall
+        # As many of it as there are matrices: one alone would be a factor that they share.
+        identity = torch.eye(tall.shape[-1], dtype=wide.dtype, device=wide.device).expand_as(gram)
+        small = self.multipliers(gram, (), identity, task).first
         return tall @ small if tall is wide else (tall @ small).mT
 
     def gradients(self, product: Product, task: Task = PLAIN) -> tuple[Tensor, ...]:

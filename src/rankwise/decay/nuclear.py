@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankwise.decay.base import Decay
-from rankwise.decay.stacks import Task
+from rankwise.decay.stacks import PLAIN, Task, is_wide
 from rankwise.product.groups import concatenated
 from rankwise.product.multipliers import Multipliers, multipliers
 from rankwise.product.penalties import nuclear_penalty
@@ -40,6 +40,15 @@ class NuclearDecay(Decay):
     def multipliers(self, first: Tensor, inner: Sequence[Tensor], last: Tensor, task: Task) -> Multipliers:
         return multipliers(first, inner, last, nuclear_at_junction)
 
+    def gradients(self, product: Product, task: Task = PLAIN) -> tuple[Tensor, ...]:
+        if not is_wide([factor.shape for factor in product.factors]) or joined(product).shape == product.shape:
+            return super().gradients(product, task)
+        # Where the matrix itself is formed, it has to be that of the whole group.
+        leaves = [factor.detach().to(self.accumulate).requires_grad_() for factor in product.factors]
+        with torch.enable_grad():
+            whole = joined(Product(*leaves))
+            return torch.autograd.grad(whole.factors, leaves, super().gradients(whole.detach(), task))
+
     def value(self, product: Product) -> Tensor:
         return nuclear_penalty(joined(product))
 
@@ -50,7 +59,7 @@ def joined(product: Product) -> Product:
     >>> joined(Product(torch.randn(8, 4, 64, 16), torch.randn(8, 1, 16, 64)))
     Product(8x1 of 256x16x64, float32)
     """
-    left, right = two_factors(product)
+    left, right = product.factors if product.depth == 2 else two_factors(product)
     if left is None or right is None:
         return product
     halves = Product(left, right)

@@ -74,17 +74,14 @@ class _Maxima(Capture):
         self.largest: Tensor | None = None
 
     @torch.no_grad()
-    def _softmax(self, input: Tensor, dim: int = -1, *_: Any, **__: Any) -> None:
-        logits = input.detach()
-        if not input.is_floating_point() or dim not in (-1, input.ndim - 1):
-            return
-        raw = self._before_shift
-        if raw is not None and raw.shape == logits.shape and bool((logits.amax(-1) == 0).all()):
-            logits = raw
-        if logits.ndim == 3 and logits.shape[0] % self._heads == 0:
-            logits = logits.unflatten(0, (-1, self._heads))
-        if logits.ndim >= 3 and logits.shape[-3] == self._heads:
-            self._keep(logits.where(visible(logits), -torch.inf))
+    def _softmax(self, *args: Any, **kwargs: Any) -> None:
+        super()._softmax(*args, **kwargs)
+        while self.attentions:
+            logits = self.attentions.pop().logits
+            if logits.ndim == 3 and logits.shape[0] % self._heads == 0:
+                logits = logits.unflatten(0, (-1, self._heads))
+            if logits.ndim >= 3 and logits.shape[-3] == self._heads:
+                self._keep(logits.where(visible(logits), -torch.inf))
 
     @torch.no_grad()
     def _fused(

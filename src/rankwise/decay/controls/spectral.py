@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,9 +14,6 @@ from rankwise.errors import UserError
 from rankwise.product.groups import concatenated
 from rankwise.product.product import Product
 from rankwise.product.vectors import svd
-
-if TYPE_CHECKING:
-    pass
 
 
 class SpectralControl(ProductControl):
