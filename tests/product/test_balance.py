@@ -218,3 +218,12 @@ def test_heads_that_share_keys_balance_as_a_group_and_not_one_by_one(group: int)
     torch.testing.assert_close(report.nuclear, nuclear(joined), rtol=1e-11, atol=0)
     single = balance(Product(queries, keys))
     assert (single.imbalance_norm > 1.0).all()
+
+
+def test_a_spectrum_that_is_known_is_not_computed_again():
+    product = Product(torch.randn(3, 20, 4), torch.randn(3, 4, 15))
+    once, again = balance(product), balance(product, spectrum=product.spectrum(method="qr"))
+    torch.testing.assert_close(again.gap, once.gap, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(again.nuclear, product.spectrum().values.sum(-1), rtol=1e-12, atol=0)
+    other = Product(product.left, product.right / 2).spectrum()
+    torch.testing.assert_close(balance(product, spectrum=other).nuclear, once.nuclear / 2)

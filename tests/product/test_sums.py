@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rankwise.errors import UserError
 from rankwise.product.norms import frobenius
 from rankwise.product.product import Product
+from rankwise.product.sums import change
 from tests.product.draws import gaussian
 
 seeds = st.integers(0, 2**31)
@@ -125,3 +126,12 @@ def test_what_cannot_be_added_is_refused_in_one_line():
             with pytest.raises(UserError, match=message) as error:
                 operation(one, other)
             assert "\n" not in str(error.value)
+
+
+def test_a_norm_of_the_start_that_is_known_is_taken():
+    start = Product(torch.randn(2, 9, 3), torch.randn(2, 3, 9))
+    end = Product(start.left + 1e-3, start.right)
+    one, two = end - start, change(end, start, start_norm=torch.full((2,), 1e9, dtype=torch.float64))
+    assert torch.equal(one.dense(), two.dense())
+    assert not one.spectrum().failures
+    assert two.spectrum().failures.keys() == {0, 1}, "below its floor a change has no rank"

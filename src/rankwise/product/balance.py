@@ -17,6 +17,7 @@ from rankwise.product.groups import concatenated
 from rankwise.product.guarded import NOT_FINITE, finite
 from rankwise.product.null import NullValue, null_model
 from rankwise.product.product import Product
+from rankwise.product.spectrum import Spectrum
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -82,7 +83,7 @@ class Balance:
 
 
 @computes
-def balance(product: Product, *, group: int | None = None) -> Balance:
+def balance(product: Product, *, group: int | None = None, spectrum: Spectrum | None = None) -> Balance:
     """The balance of a product of two factors.
 
     From Grams and their eigenvalues where the gap is large enough for the difference `half-sum - |A B|_*` to hold six
@@ -93,6 +94,7 @@ def balance(product: Product, *, group: int | None = None) -> Balance:
             `chain_balance`, for rotary queries and keys `pair_balance`.
         group: the batch axis along which heads share one factor: the balance of their concatenation, for which the laws
             of decay hold with grouped heads, one for each group.
+        spectrum: of this product, where it is known already: it is not computed again. A group has another.
 
     >>> even = balance(Product(torch.tensor([[2.0]]), torch.tensor([[2.0]])))
     >>> odd = balance(Product(torch.tensor([[4.0]]), torch.tensor([[1.0]])))
@@ -104,8 +106,9 @@ def balance(product: Product, *, group: int | None = None) -> Balance:
         raise UserError(f"balance takes two factors, {product!r} has {product.depth}: use chain_balance(p) for a chain")
     if group is not None:
         product = concatenated(product, group)
+        spectrum = None
     left, right = product.factors
-    return junction(left, right)
+    return junction(left, right, spectrum)
 
 
 def check_own_factors(product: Product) -> None:
@@ -120,12 +123,14 @@ def check_own_factors(product: Product) -> None:
 
 
 @torch.no_grad()
-def junction(left: Float[Tensor, "*batch m r"], right: Float[Tensor, "*batch r n"]) -> Balance:
-    """The balance of two neighbouring factors."""
+def junction(
+    left: Float[Tensor, "*batch m r"], right: Float[Tensor, "*batch r n"], spectrum: Spectrum | None = None
+) -> Balance:
+    """The balance of two neighbouring factors, whose product's spectrum may be known."""
     widths = (left.shape[-2], left.shape[-1], right.shape[-1])
     batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     grams = [column_gram(factor, torch.float64).expand(*batch, *[widths[1]] * 2) for factor in (left, right.mT)]
-    spectrum = Product(left, right).spectrum(method="gram64")
+    spectrum = Product(left, right).spectrum(method="gram64") if spectrum is None else spectrum
     half_sum = (_trace(grams[0]) + _trace(grams[1])) / 2
     imbalance = grams[0] - grams[1]
     nuclear, nuclear_error = spectrum.values.sum(-1), spectrum.error.sum(-1)

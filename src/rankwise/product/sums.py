@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
 from rankwise.product.norms import frobenius
 from rankwise.product.product import Product, Start
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 # A change has no rank when it is smaller than this many units of roundoff of the start: 1e-6 in float32.
 NOISE_FLOOR = 8.0
@@ -28,7 +33,7 @@ def add(one: Product, two: Product) -> Product:
     return Product(left, *inner, right, is_sum=True)
 
 
-def change(end: Product, start: Product) -> Product:
+def change(end: Product, start: Product, *, start_norm: Float[Tensor, "*batch"] | None = None) -> Product:
     """`end - start`; for equal shapes in the cancellation-free form, differences first.
 
     With `D_i = A_i - B_i` for factors `A_i` of the end and `B_i` of the start,
@@ -36,6 +41,10 @@ def change(end: Product, start: Product) -> Product:
         A_1 ... A_k - B_1 ... B_k = [D_1, B_1] @ [[A_2, 0], [D_2, B_2]] @ ... @ [A_k; D_k],
 
     whose small singular values are as exact as the differences, where `[A_1, -B_1] @ [A_2; B_2]` loses them.
+
+    Arguments:
+        end, start: two stacks of one shape.
+        start_norm: the Frobenius norms of the start, where many changes are measured from it.
     """
     _check_pair(end, start, "-")
     shapes = [[factor.shape[-2:] for factor in product.factors] for product in (end, start)]
@@ -45,7 +54,8 @@ def change(end: Product, start: Product) -> Product:
     ends = [factor.to(dtype) for factor in end.factors]
     starts = [factor.to(dtype) for factor in start.factors]
     differences = [a - b for a, b in zip(ends, starts, strict=True)]
-    origin = Start(frobenius(start).value, NOISE_FLOOR * torch.finfo(dtype).eps)
+    norm = frobenius(start).value if start_norm is None else start_norm
+    origin = Start(norm, NOISE_FLOOR * torch.finfo(dtype).eps)
     if end.depth == 1:
         return Product(differences[0], start=origin)
     left = _join((differences[0], starts[0]), -1)

@@ -15,9 +15,11 @@ from rankwise.product.balance import Balance, balance
 from rankwise.product.bucket import spectra
 from rankwise.product.catalogue import measure
 from rankwise.product.groups import shared_axis
+from rankwise.product.norms import frobenius
 from rankwise.product.pairs import pair_balance
 from rankwise.product.product import Product
 from rankwise.product.spectrum import Spectrum
+from rankwise.product.sums import change
 from rankwise.product.tangent import tangent
 from rankwise.sites.checkpoints.checkpoint import Checkpoint
 from rankwise.sites.site import Site
@@ -40,6 +42,7 @@ class Plan:
         start: where the parameters lie that changes are measured from, or None.
         names: under which name `start` has a parameter, where that differs.
         keep: whether spectra are kept.
+        start_norms: the Frobenius norms of the starts, once they are known.
     """
 
     sites: tuple[Site, ...]
@@ -48,6 +51,7 @@ class Plan:
     start: Checkpoint | None
     names: Mapping[str, str] = field(default_factory=dict)
     keep: Literal["spectra", "measures"]
+    start_norms: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,21 +80,21 @@ def compute(
         implied: what the optimizer implies for each site.
     """
     products = [(site, _stored(site, copies)) for site in plan.sites]
-    rows, kept = _measured(step, "product", products, plan)
+    rows, kept, found = _measured(step, "product", products, plan)
     for site, product in products:
         if isinstance(product, Product):
-            _add_balance(site, product, rows[site.name])
+            _add_balance(site, product, found[site.name], rows[site.name])
             _add_implied((implied or {}).get(site.name), product, rows[site.name])
     ordered = [row for site in plan.sites for row in rows[site.name]]
     ordered += [row for site, product in products for row in _groups(step, site, product, implied or {})]
     if plan.start is not None:
         changes = [(site, _change(site, product, plan)) for site, product in products]
-        more, spectra_of_changes = _measured(step, "change", changes, plan)
+        more, spectra_of_changes, _ = _measured(step, "change", changes, plan)
         ordered += [row for site in plan.sites for row in more[site.name]]
         kept |= spectra_of_changes
     if gradients is not None:
         moves = [(site, _gradient(site, product, gradients)) for site, product in products]
-        more, spectra_of_moves = _measured(step, "gradient", moves, plan)
+        more, spectra_of_moves, _ = _measured(step, "gradient", moves, plan)
         ordered += [row for site in plan.sites for row in more[site.name]]
         kept |= spectra_of_moves
     return Snapshot(ordered, kept if plan.keep == "spectra" else None)
@@ -122,7 +126,10 @@ def _change(site: Site, product: Found, plan: Plan) -> Found:
     assert plan.start is not None
     try:
         start = site.product(_Renamed(plan.start, plan.names)).to(product.device)
-        return product - (start if site.scaling == 1.0 else start.to(torch.float64) * site.scaling)
+        start = start if site.scaling == 1.0 else start.to(torch.float64) * site.scaling
+        if site.name not in plan.start_norms:
+            plan.start_norms[site.name] = frobenius(start).value
+        return change(product, start, start_norm=plan.start_norms[site.name])
     except UserError as error:
         return f"no start to compare with: {error}"
 
@@ -138,8 +145,8 @@ def _gradient(site: Site, product: Found, gradients: Copies) -> Found:
 
 def _measured(
     step: int, of: str, found: Sequence[tuple[Site, Found]], plan: Plan
-) -> tuple[dict[str, list[Row]], dict[str, Tensor]]:
-    """The rows of each site, and its spectrum as it is kept."""
+) -> tuple[dict[str, list[Row]], dict[str, Tensor], dict[str, Spectrum]]:
+    """The rows of each site, its spectrum as it is kept, and the spectrum itself."""
     sound = [(site, product) for site, product in found if isinstance(product, Product)]
     computed = spectra([product for _, product in sound], tolerance=plan.tolerance)
     rows: dict[str, list[Row]] = {}
@@ -167,7 +174,7 @@ def _measured(
             first += one.count
             if plan.keep == "spectra":
                 kept |= _shortened(f"{of}/{site.name}", f"{of} errors/{site.name}", one)
-    return rows, kept
+    return rows, kept, {site.name: one for (site, _), one in zip(sound, computed, strict=True)}
 
 
 def _columns(spectrum: Spectrum, measures: Sequence[str]) -> Iterator[tuple[str, list[float]]]:
@@ -185,11 +192,11 @@ def _shortened(name: str, error_name: str, spectrum: Spectrum) -> dict[str, Tens
     return {name: short.cpu().contiguous(), error_name: (error * (1 + 2.0**-7)).to(torch.bfloat16).cpu().contiguous()}
 
 
-def _add_balance(site: Site, product: Product, rows: list[Row]) -> None:
+def _add_balance(site: Site, product: Product, spectrum: Spectrum, rows: list[Row]) -> None:
     if product.depth != 2:
         return
     try:
-        _fill(rows, _balance_columns(balance(product)))
+        _fill(rows, _balance_columns(balance(product, spectrum=spectrum)))
         rotary = site.attention.rotary if site.attention is not None and site.kind == "qk" else None
         if rotary is not None:
             _fill(rows, {"pair_sum": pair_balance(product, rotary.index()).pair_sum})
