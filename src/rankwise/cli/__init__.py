@@ -46,6 +46,7 @@ COMMANDS = (
         "rankwise.cli.certify:certify",
         "Prove that attention is read with the right layouts, on small random models of transformers' types.",
     ),
+    Command("theory", "rankwise.cli.theory:theory", "Predict how training raises rank, and draw the papers' figures."),
     Command("bench", "rankwise.cli.bench:bench", "Measure the speed and the errors of spectra on this machine."),
     Command("doctor", "rankwise.cli.doctor:doctor", "Say what is installed here and what it enables."),
 )

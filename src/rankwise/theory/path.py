@@ -128,14 +128,15 @@ class Path:
     def table(self) -> Table:
         """A row for each stage."""
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
-        for name in ("stage", "time", "activates", "dropped", "support", "margin", "curvature", "loss"):
-            table.add_column(name, justify="left" if name in {"activates", "dropped"} else "right", overflow="fold")
+        for name in ("", "time", "activates", "drops", "active", "margin", "curvature", "loss"):
+            table.add_column(name, justify="left" if name in {"activates", "drops"} else "right", overflow="fold")
+        table.columns[2].no_wrap = True
         for number, stage in enumerate(self.stages, 1):
-            who = str(stage.coordinate) if stage.place is None else f"{stage.coordinate} ({stage.place})"
+            who = f"{stage.coordinate} {'+' if stage.sign > 0 else '-'}"
             table.add_row(
                 str(number),
                 f"{stage.time:.5g}",
-                f"{who} {'+' if stage.sign > 0 else '-'}",
+                who if stage.place is None else f"{who} {stage.place}",
                 ", ".join(map(str, stage.dropped)) or "-",
                 str(len(stage.support)),
                 f"{stage.margin:.3g}",

@@ -71,6 +71,55 @@ def attention_head(inputs: Float[Tensor, "samples tokens d"], targets: Float[Ten
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadToy:
+    """A head that is to learn from another one, as in the paper's Figure 2.
+
+    Arguments:
+        inputs: independent Gaussian tokens.
+        targets: what the teacher writes.
+        teacher: its products, keys and queries first.
+        problem: the student's loss.
+        start: `(u0, v0)`, Gaussian.
+    """
+
+    inputs: Float[Tensor, "samples tokens d"] = field(repr=False)
+    targets: Float[Tensor, "samples tokens d"] = field(repr=False)
+    teacher: Float[Tensor, " p"] = field(repr=False)
+    problem: Problem
+    start: tuple[Float[Tensor, " p"], Float[Tensor, " p"]] = field(repr=False)
+
+
+def head_toy(*, width: int = 50, tokens: int = 10, samples: int = 1000, seed: int = 0) -> HeadToy:
+    """The paper's toy: a diagonal head with random products teaches another, on random tokens.
+
+    The paper does not say how large the teacher's products are. Those of values and outputs are products of two
+    Gaussians, as of two random weights; those of keys and queries are smaller by `sqrt(width)`, so that attention is
+    neither uniform nor a choice of single tokens.
+
+    >>> toy = head_toy(width=4, samples=16)
+    >>> toy.problem.size, toy.problem.value(toy.teacher)
+    (8, 0.0)
+    """
+    if min(width, tokens, samples) < 1:
+        raise UserError(f"width {width}, {tokens} tokens and {samples} samples were asked for: give positive numbers")
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    inputs, teacher = drawn(samples, tokens, width), drawn(2 * width) * drawn(2 * width)
+    teacher[:width] /= width**0.5
+    targets = attention_output(inputs, *teacher.chunk(2))
+    return HeadToy(
+        inputs=inputs,
+        targets=targets,
+        teacher=teacher,
+        problem=attention_head(inputs, targets),
+        start=(drawn(2 * width), drawn(2 * width)),
+    )
+
+
 class _Block(NamedTuple):
     """Some samples."""
 
