@@ -80,7 +80,8 @@ def test_by_path() -> None:
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (0, "layers.0.self_attn: head_size must be from 1 to 4"),
+        (0, "a head size is a whole number .* got 0"),
+        ("2", "a head size is a whole number .* got '2'"),
         (5, "layers.0.self_attn: head_size must be from 1 to 4"),
         (0.2, "head_size must be from 1 to 4, that of the weights to start from, got 0"),
         ({"layer.*": 2}, r"'layer.\*' matches no torch.nn.MultiheadAttention of the model: layers.0.self_attn, "),

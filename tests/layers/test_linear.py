@@ -10,6 +10,7 @@ from torch import nn
 
 import rankwise as rw
 from rankwise.errors import UserError
+from rankwise.layers.conv1d import FactorizedConv1D
 from rankwise.layers.linear import FactorizedLinear
 from tests.layers.draws import generator
 
@@ -161,3 +162,14 @@ def test_the_cheaper_way_is_taken():
 def test_wrong_settings_are_refused_in_one_line(settings, message):
     with pytest.raises(UserError, match=message):
         FactorizedLinear(7, 5, **settings)
+
+
+def test_a_layer_of_another_kind_is_refused():
+    for kind, dense in (
+        (FactorizedLinear, nn.Conv2d(3, 3, 3)),
+        (rw.FactorizedConv2d, nn.Linear(3, 3)),
+        (rw.FactorizedEmbedding, nn.Linear(3, 3)),
+        (FactorizedConv1D, nn.Linear(3, 3)),
+    ):
+        with pytest.raises(UserError, match=f"from_dense takes the place of .* got a {type(dense).__name__}"):
+            kind.from_dense(dense, rank=2)

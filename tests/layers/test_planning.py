@@ -89,6 +89,11 @@ def test_energy_is_counted_in_the_matrix_that_is_factorized():
         ({"rank": True}, "rank must be a whole number, got True"),
         ({"energy": 1.5}, "a share must lie above 0 and at most at 1, got 1.5"),
         ({"budget": 0.01}, "a budget of 3 parameters"),
+        ({"budget": "10%"}, "budget must be a share of the parameters .* got '10%'"),
+        ({"budget": float("inf")}, "budget must be a share of the parameters .* got inf"),
+        ({"energy": "0.9"}, "energy must be a share of the squared singular values .* got '0.9'"),
+        ({"rank": "8"}, "rank must be a whole number, got '8'"),
+        ({"rank": 2, "select": 3}, "select= takes paths, globs or a function of path and module, got 3"),
         ({"rank": 2, "init": "zeros"}, "init must be 'spectral'"),
         ({"rank": 2, "form": "cp"}, "form must be 'spatial' or 'channel', got 'cp'"),
         ({"rank": 2, "depth": -1}, "depth, the number of inner factors"),
@@ -99,6 +104,19 @@ def test_requests_that_cannot_be_are_refused_in_one_line(settings, message):
     with pytest.raises(UserError, match=message) as caught:
         rw.factorization_plan(net(), **settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("call", [rw.factorization_plan, rw.factorize])
+def test_what_is_no_model_is_refused(call):
+    with pytest.raises(UserError, match=r"needs a model, a torch\.nn\.Module, and got a dict: load weights into their"):
+        call({"weight": torch.ones(3, 3)}, rank=2)
+    with pytest.raises(UserError, match="and got a NoneType"):
+        rw.collapse(None)
+
+
+def test_a_model_without_values_cannot_be_measured():
+    with pytest.raises(UserError, match="measure_on= runs the model: it is on the meta device"):
+        rw.factorization_plan(on_meta(CifarResNet, 8), rank=2, measure_on=torch.zeros(1, 3, 8, 8))
 
 
 def test_energy_needs_values_that_are_numbers():

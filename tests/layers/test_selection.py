@@ -61,6 +61,18 @@ def test_projections_of_attention_stay_dense_and_say_so():
     assert [layer.notes[0] for layer in plan.layers] == [fused, single]
 
 
+def test_a_table_inside_attention_is_no_projection():
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        config = transformers.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4)
+        model = transformers.T5Model(config)
+    reasons = left(model)
+    tables = {name: reason for name, reason in reasons.items() if "relative_attention_bias" in name}
+    assert set(tables.values()) == {"a part of attention that is no projection: select it by name"}
+    assert len(tables) == 2
+    assert reasons["encoder.block.0.layer.0.SelfAttention.q.weight"].startswith("a projection of attention")
+
+
 def test_a_head_is_told_by_standing_alone():
     equal = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
     assert chosen(equal) == ["0", "1", "2"]

@@ -87,7 +87,12 @@ def test_gpt2_with_tied_embeddings(select: list[str] | None, tmp_path: Path) -> 
     load_model(twin, tmp_path / "factors.safetensors")
     with torch.no_grad():
         assert torch.equal(twin(tokens).logits, expected)
+    # Its library saves it too, once it knows what the tied parameters are called now: what its Trainer does.
+    small.save_pretrained(tmp_path / "factorized")
+    small.tie_weights()
+    assert small.lm_head.factors[0] is small.transformer.wte.factors[0]
     folded = rw.collapse(small)
+    assert folded._tied_weights_keys == dense._tied_weights_keys
     assert folded.lm_head.weight is folded.transformer.wte.weight
     folded.save_pretrained(tmp_path / "dense")
     back = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "dense").eval()

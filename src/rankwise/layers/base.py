@@ -38,6 +38,12 @@ def check_execution(execution: str) -> None:
         raise UserError(f"execution must be one of {', '.join(get_args(Execution))}, got {execution!r}")
 
 
+def check_dense(dense: object, kind: type[nn.Module]) -> None:
+    """Refuse to take the place of a layer of another kind."""
+    if not isinstance(dense, kind):
+        raise UserError(f"from_dense takes the place of a torch.nn.{kind.__name__}, got a {type(dense).__name__}")
+
+
 class FactorizedLayer(nn.Module):
     """A layer whose weight, read as a matrix, is `W = factors[0] @ ... @ factors[-1]`.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 
+from rankwise.errors import UserError
 from rankwise.layers.dense import KINDS, kind_of
 from rankwise.layers.embedding import no_factorized_form
 from rankwise.layers.ranks import Kind
@@ -80,6 +82,14 @@ def candidates(model: nn.Module) -> tuple[list[Candidate], list[StaysDense]]:
         else:
             found.append(candidate)
     return found, [each for _, each in unable]
+
+
+def check_module(model: Any) -> None:
+    """Refuse what is no model, such as a state dict."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"this needs a model, a torch.nn.Module, and got a {type(model).__name__}: load weights into their model"
+        )
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:

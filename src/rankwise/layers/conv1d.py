@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rankwise.errors import require
+from rankwise.errors import UserError, require
 from rankwise.layers.base import Execution
 from rankwise.layers.initialization import Init
 from rankwise.layers.linear import FactorizedLinear
@@ -43,6 +43,11 @@ class FactorizedConv1D(FactorizedLinear):
             device="meta",
             dtype=dense.weight.dtype,
         )
+
+    @staticmethod
+    def _check(dense: Any) -> None:
+        if not is_conv1d(dense):
+            raise UserError(f"from_dense takes the place of transformers' Conv1D, got a {type(dense).__name__}")
 
     def _at_once(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight.mT, self.bias)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankwise.errors import UserError
-from rankwise.layers.base import Execution, FactorizedLayer
+from rankwise.layers.base import Execution, FactorizedLayer, check_dense
 from rankwise.layers.cost import Step, Work
 from rankwise.layers.initialization import Init
 from rankwise.layers.kernel_matrix import (
@@ -149,6 +149,7 @@ class FactorizedConv2d(FactorizedLayer):
         >>> torch.allclose(exact(images), dense(images), atol=1e-5)
         True
         """
+        check_dense(dense, nn.Conv2d)
         layer = cls.like(
             dense, rank=rank, depth=depth, form=form, overcomplete=overcomplete, init=init, execution=execution
         )

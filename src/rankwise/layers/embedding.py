@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankwise.errors import UserError
-from rankwise.layers.base import Execution, FactorizedLayer
+from rankwise.layers.base import Execution, FactorizedLayer, check_dense
 from rankwise.layers.cost import Step, Work
 from rankwise.layers.initialization import Init
 
@@ -85,6 +85,7 @@ class FactorizedEmbedding(FactorizedLayer):
         execution: Execution = "auto",
     ) -> FactorizedEmbedding:
         """A factorized embedding in place of a dense one, which is left alone."""
+        check_dense(dense, nn.Embedding)
         if (reason := no_factorized_form(dense)) is not None:
             raise UserError(reason)
         layer = cls.like(dense, rank=rank, depth=depth, overcomplete=overcomplete, init=init, execution=execution)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from rankwise.errors import UserError
+from rankwise.layers.candidates import check_module
 from rankwise.layers.multihead import FactorizedMultiheadAttention
 from rankwise.layers.surgery import copied
 
@@ -35,6 +37,7 @@ def shrink_heads(model: nn.Module, head_size: HeadSize | Mapping[str, HeadSize])
     >>> small.self_attn.head_size, small.self_attn.query.weight.shape
     (4, torch.Size([8, 16]))
     """
+    check_module(model)
     sizes = head_size if isinstance(head_size, Mapping) else {"*": head_size}
     found = {name: module for name, module in model.named_modules() if type(module) is nn.MultiheadAttention}
     for glob in sizes:
@@ -59,6 +62,8 @@ def _is_among(kind: type[nn.Module], model: nn.Module) -> bool:
 
 
 def _shrunk(name: str, module: nn.MultiheadAttention, size: HeadSize) -> FactorizedMultiheadAttention:
+    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf:
+        raise UserError(f"a head size is a whole number (32) or a share of the size that it has (0.5), got {size!r}")
     if isinstance(size, float):
         size = int(size * module.head_dim)
     try:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rankwise.layers.base import Execution, FactorizedLayer
+from rankwise.layers.base import Execution, FactorizedLayer, check_dense
 from rankwise.layers.cost import Step, Work
 from rankwise.layers.initialization import Init
 
@@ -83,6 +83,7 @@ class FactorizedLinear(FactorizedLayer):
         >>> torch.allclose(exact.weight, dense.weight, atol=1e-6)
         True
         """
+        cls._check(dense)
         layer = cls.like(dense, rank=rank, depth=depth, overcomplete=overcomplete, init=init, execution=execution)
         return layer.settle(dense)
 
@@ -110,6 +111,10 @@ class FactorizedLinear(FactorizedLayer):
             device="meta",
             dtype=dense.weight.dtype,
         )
+
+    @staticmethod
+    def _check(dense: object) -> None:
+        check_dense(dense, nn.Linear)
 
     def work(self, step: Step) -> Work:
         rows, columns, rank = self.out_features, self.in_features, self.rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import nn
 
 from rankwise.errors import UserError
 from rankwise.layers.base import Execution, check_depth, check_execution
-from rankwise.layers.candidates import Candidate, StaysDense, candidates
+from rankwise.layers.candidates import Candidate, StaysDense, candidates, check_module
 from rankwise.layers.dense import factorized_like, matrix_of
 from rankwise.layers.initialization import Init, check_rank, checked_init
 from rankwise.layers.kernel_matrix import Form, check_form
@@ -62,8 +63,11 @@ def factorization_plan(
     >>> plan.layers[0].rank, plan.dense[0].reason
     (8, 'it writes the output: select it by name')
     """
+    check_module(model)
     if sum(given is not None for given in (budget, rank, energy)) != 1:
         raise UserError("give one of budget=, rank= and energy=: for example budget=0.1, rank=8 or energy=0.9")
+    if energy is not None and (isinstance(energy, bool) or not isinstance(energy, int | float)):
+        raise UserError(f"energy must be a share of the squared singular values (0.9), got {energy!r}")
     checked_init(init)
     check_form(form)
     check_depth(depth)
@@ -143,9 +147,9 @@ class _Search:
         return self.total + factors - sum(candidate.parameters for candidate in self.chosen)
 
     def scale(self, budget: float, *, overcomplete: bool) -> float:
-        if isinstance(budget, bool) or not budget > 0:
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
             raise UserError(
-                f"budget must be a share of the parameters (0.1) or a count of them (100_000), got {budget}"
+                f"budget must be a share of the parameters (0.1) or a count of them (100_000), got {budget!r}"
             )
         share = budget / self.total if isinstance(budget, int) else budget
         if not overcomplete and self.count(1.0) < share * self.total:
@@ -232,6 +236,8 @@ def _notes(candidate: Candidate, shape: Shape, rank: int, depth: int, part: str 
 
 def _measured(plan: Plan, model: nn.Module, inputs: Any) -> Plan:
     """The same plan with every layer timed at what the model feeds it."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UserError("measure_on= runs the model: it is on the meta device, and cannot")
     fed = inputs_of(model, [layer.names[0] for layer in plan.layers], inputs)
     layers = []
     for layer in plan.layers:

@@ -34,6 +34,8 @@ def selected(
     """
     if select is None:
         return _by_default(able, attention)
+    if not callable(select) and not isinstance(select, str | Collection):
+        raise UserError(f"select= takes paths, globs or a function of path and module, got {select!r}")
     wanted = select if callable(select) else _by_path([select] if isinstance(select, str) else list(select), able)
     chosen, left = [], []
     for candidate in able:
@@ -66,7 +68,11 @@ def _by_default(able: Sequence[Candidate], attention: Mapping[str, str]) -> tupl
         if min(candidate.weight_shape[0], candidate.parameters // candidate.weight_shape[0]) == 1:
             reasons[place] = "it has one row or column: nothing to factorize"
         elif (part := part_of_attention(candidate, attention)) is not None:
-            reasons[place] = f"{part}, and a factor of a product already: shrink the heads, or select it by name"
+            reasons[place] = (
+                f"{part}, and a factor of a product already: shrink the heads, or select it by name"
+                if candidate.kind == "linear"
+                else "a part of attention that is no projection: select it by name"
+            )
     rest = [place for place in range(len(able)) if place not in reasons]
     for place, reason in ((_stem(able, rest), "reads the input"), (_head(able, rest), "writes the output")):
         if place is not None and len(rest) > 1:

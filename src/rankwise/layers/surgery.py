@@ -10,8 +10,10 @@ from torch import nn
 
 from rankwise.errors import UserError
 from rankwise.layers.base import FactorizedLayer
+from rankwise.layers.candidates import check_module
 from rankwise.layers.dense import factorized_like, kind_of
 from rankwise.layers.plan import Plan, PlannedLayer
+from rankwise.layers.ties import retie
 
 
 def applied(plan: Plan, model: nn.Module) -> Any:
@@ -51,6 +53,7 @@ def collapse(model: nn.Module) -> Any:
       (2): Linear(in_features=8, out_features=2, bias=True)
     )
     """
+    check_module(model)
     replacements: dict[int, Any] = {}
     weights: dict[tuple[int, ...], nn.Parameter] = {}
     for module in model.modules():
@@ -69,7 +72,9 @@ def copied(model: nn.Module, replacements: dict[int, Any]) -> Any:
     """A copy of a model with other modules in the place of some, by their ids."""
     # What the memo holds counts as copied already: every mention of a layer, as a child, as an attribute or in a list,
     # becomes its replacement, and the weights that are replaced are never copied.
-    return copy.deepcopy(model, dict(replacements))
+    made = copy.deepcopy(model, dict(replacements))
+    retie(made)
+    return made
 
 
 def _found(model: nn.Module, name: str, layer: PlannedLayer) -> nn.Module:
