@@ -62,7 +62,9 @@ def test_patience_waits_for_several_in_a_row():
 
 def test_a_spike_is_told_where_there_was_none():
     before = rows({"stable_rank": 20.0}, {"stable_rank": 1.2})
-    told = seen(Watch(Alarms()), before, rows({"stable_rank": 1.5}, {"stable_rank": 1.2}))
+    told = seen(Watch(Alarms()), before, rows({"stable_rank": 1.05}, {"stable_rank": 1.01}))
+    assert short(told) == [[], [("spiked", 0, False), ("spiked", 1, False)]]
+    told = seen(Watch(Alarms(spike=0.5)), before, rows({"stable_rank": 1.5}, {"stable_rank": 1.01}))
     assert short(told) == [[], [("spiked", 0, False)]]
     assert told[1][0].text == "layers.0.qk head 0 is spiked: one direction holds 67% of the energy"
 

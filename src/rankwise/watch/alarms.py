@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Literal
@@ -64,7 +64,7 @@ class Alarms:
     """
 
     collapse: float | None = 0.5
-    spike: float | None = 0.5
+    spike: float | None = 0.9
     dead: float | None = 1e-3
     imbalance: float | None = 0.2
     failed: bool = True
@@ -236,6 +236,18 @@ class Watch:
 def place_of(row: Mapping[str, Any]) -> Place:
     """Which product or group a row is of."""
     return (row["site"] if row["of"] == "product" else f"{row['site']} {row['of']}", row["head"])
+
+
+def in_short(alarms: Sequence[Alarm]) -> Iterator[str]:
+    """One line for each kind of alarm, however many heads there are.
+
+    >>> alarm = Alarm("dead", site="layers.0.ov", head=3, text="layers.0.ov head 3 is dead: ...", evidence={})
+    >>> list(in_short([alarm] * 12))
+    ['layers.0.ov head 3 is dead: ... (and 11 more)']
+    """
+    for kind in dict.fromkeys((alarm.kind, alarm.cleared) for alarm in alarms):
+        alike = [alarm for alarm in alarms if (alarm.kind, alarm.cleared) == kind]
+        yield alike[0].text + (f" (and {len(alike) - 1} more)" if len(alike) > 1 else "")
 
 
 def has_no_change(failure: str) -> bool:

@@ -22,7 +22,7 @@ from rankwise.sites.find import find
 from rankwise.sites.site import Site
 from rankwise.sites.sites import Sites
 from rankwise.text import printable
-from rankwise.watch.alarms import Alarm, Alarms, RunStopped, Watch
+from rankwise.watch.alarms import Alarm, Alarms, RunStopped, Watch, in_short
 from rankwise.watch.capture import Capture, Copies, live
 from rankwise.watch.compute import Plan
 from rankwise.watch.decay import DecayCount
@@ -331,8 +331,9 @@ class Monitor:
                     sink.write(outcome.step, outcome.values, outcome.alarms)
                 except Exception as error:
                     self._recorder.say(f"{type(sink).__name__} failed: {type(error).__name__}: {error}")
+            for line in in_short(outcome.alarms):
+                log.warning("step %d: %s", outcome.step, line)
             for alarm in outcome.alarms:
-                log.warning("step %d: %s", outcome.step, alarm.text)
                 self._tell(alarm, may_stop=may_stop)
 
     def _tell(self, alarm: Alarm, *, may_stop: bool) -> None:
