@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 import rankwise as rw
 
-Arm = tuple[Literal["spectral", "regular"], Literal["nothing", "factors", "product"]]
+Arm = tuple[Literal["spectral", "regular"], Literal["none", "factors", "product"]]
 
 SIZE, RANK = 48, 5
 RATE, DECAY, STEPS = 0.05, 5e-3, 6000
-ARMS: list[Arm] = [(start, charge) for start in ("spectral", "regular") for charge in ("nothing", "factors", "product")]
+ARMS: list[Arm] = [(start, charge) for start in ("spectral", "regular") for charge in ("none", "factors", "product")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def run(*, steps: int = STEPS, seed: int = 0) -> dict[Arm, Outcome]:
     best = torch.linalg.svdvals(target)[:RANK].norm().item()
     layers = {arm: made(arm[0]) for arm in ARMS}
     groups = [
-        {"params": list(layer.parameters()), "weight_decay": 0.0 if charge == "nothing" else DECAY}
+        {"params": list(layer.parameters()), "weight_decay": 0.0 if charge == "none" else DECAY}
         for (_, charge), layer in layers.items()
     ]
     optimizer = torch.optim.SGD(groups, lr=RATE)
