@@ -82,19 +82,23 @@ class Comparison:
             table.add_column(name, justify="right")
         for stage, predicted in enumerate(self.predicted):
             cells = [
-                f"{'~' if overlap else ''}{value:.5g}"
+                f"{'~' if overlap else ''}{_shown(value)}"
                 for value, overlap in zip(self.measured[:, stage], self.inseparable[:, stage], strict=True)
             ]
-            slope = f"{self.slopes[-1, stage]:.5g}" if len(self.slopes) else "-"
-            table.add_row(str(stage + 1), f"{predicted:.5g}", *cells, slope, f"{self.offsets[stage]:.3g}")
+            slope = _shown(self.slopes[-1, stage]) if len(self.slopes) else "-"
+            table.add_row(str(stage + 1), _shown(predicted), *cells, slope, _shown(self.offsets[stage], 3))
         table.caption = Text(
             f"times over log(1/alpha), expected within |C| / log(1/alpha) of the prediction; ~ fewer than {FOLDINGS:g} "
-            "e-foldings after the stage before; slope between the two smallest alphas"
+            "e-foldings after the stage before; - not reached; slope between the two smallest alphas"
         )
         return table
 
     def __rich__(self) -> Table:
         return self.table()
+
+
+def _shown(value: Tensor, digits: int = 5) -> str:
+    return f"{value:.{digits}g}" if bool(value.isfinite()) else "-"
 
 
 def compare(path: Path, runs: Sequence[Run]) -> Comparison:

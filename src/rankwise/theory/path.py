@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 MOST_ENTRIES = 6
+ROUNDING = 1e-20
 
 
 class Ending(Enum):
@@ -141,7 +142,8 @@ class Path:
                 str(len(stage.support)),
                 f"{stage.margin:.3g}",
                 f"{stage.curvature:.3g}",
-                f"{stage.loss:.5g}",
+                # What rounding leaves of a loss differs from machine to machine.
+                f"{0.0 if stage.loss < ROUNDING * self.start.loss else stage.loss:.5g}",
             )
         table.caption = Text(("" if self.complete else "INCOMPLETE: ") + self.reason)
         return table
