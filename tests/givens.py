@@ -52,11 +52,23 @@ def _training(_: pytest.FixtureRequest) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "get_batch": get_batch, "max_iters": 101}
 
 
+def _trainer(_: pytest.FixtureRequest) -> dict[str, Any]:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_head": 3, "n_embd": 24, "vocab_size": 32, "n_positions": 16}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
+    quiet = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
+    arguments = transformers.TrainingArguments(output_dir="trained", max_steps=2, use_cpu=True, **quiet)
+    dataset = [{"input_ids": each, "labels": each} for each in torch.randint(32, (16, 9))]
+    return {"model": transformers.GPT2LMHeadModel(config), "arguments": arguments, "dataset": dataset}
+
+
 GIVENS: dict[str, Given] = {
     "a checkpoint": _checkpoint,
     "a fine-tune": _fine_tune,
     "a model": _model,
     "a training loop": _training,
+    "a Trainer": _trainer,
 }
 
 
