@@ -5,7 +5,7 @@ from __future__ import annotations
 import mpmath
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankwise.product.precise import jacobi, pivoted_triangle, precise_values, rounds
@@ -36,6 +36,27 @@ def test_values_far_below_rounding_are_right_where_grams_and_qr_drown():
     found, truth = precise_values(product), exact_values(product, 200)
     assert all(abs(value / true - 1) < 1e-13 for value, true in zip(found.values.tolist(), truth, strict=True))
     assert bool((spectrum(product, method="qr").error[1:] > found.values[1:]).all())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(-300, 300), seeds)
+@example(-157, 0)
+def test_a_gauge_of_one_column_as_far_as_float64_reaches(decade, seed):
+    """Found by a search for broken bounds: squares of the graded columns underflowed while they were sorted."""
+    product = gaussian([5, 2, 4], seed)
+    left, right = product.left.clone(), product.right.clone()
+    left[:, 0] *= 10.0**decade
+    right[0] *= 10.0**-decade
+    moved = Product(left, right)
+    found = precise_values(moved) if abs(decade) < 60 else spectrum(moved, method="precise")
+    for value, error, true in zip(found.values.tolist(), found.error.tolist(), exact_values(moved, 700), strict=True):
+        assert abs(mpmath.mpf(value) - true) <= error <= 1e-9 * float(true)
+
+
+def test_columns_out_of_reach_are_not_claimed():
+    grades = torch.tensor([1.0, 1e-290], dtype=torch.float64)
+    found = precise_values(Product(gaussian([5, 2], 0).left * grades, gaussian([2, 4], 1).left))
+    assert float(found.error[1]) > float(found.values[1])
 
 
 def test_no_more_is_claimed_than_the_factors_determine():

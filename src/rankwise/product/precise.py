@@ -32,8 +32,10 @@ from rankwise.product.triangular import Triangle, equilibrated, triangles
 # QR has sorted and graded the columns: they turn orthogonal in a few sweeps, unless they are noise and never do.
 MOST_SWEEPS = 15
 
-# Squares of columns between 2^-480 and 2^480 stay inside float64: Jacobi starts at the upper end.
+# Squares of columns between 2^-480 and 2^480 stay inside float64: rotations and reflections start at the upper end.
 TOP_EXPONENT = 400
+# Columns this much shorter than the longest are out of their reach.
+SHORTEST = 2.0**-800
 
 
 @torch.no_grad()
@@ -42,10 +44,10 @@ def precise_values(product: Product) -> Estimate:
     left, right = equilibrated(*triangles(product))
     width = product.max_rank
     absolute = _absolute_error(left, right)
-    lengths = exponent_of(_lengths(left.matrix))
+    lengths = exponent_of(column_lengths(left.matrix))
     unit_left = left.rescaled(power_of_two(-lengths))
     graded = right.matrix * power_of_two(lengths)[..., None, :]
-    unit_right = right.rescaled(power_of_two(-exponent_of(_lengths(right.matrix))))
+    unit_right = right.rescaled(power_of_two(-exponent_of(column_lengths(right.matrix))))
 
     batch = product.batch_shape
     graded = graded.expand(*batch, *graded.shape[-2:]).reshape(-1, *graded.shape[-2:])
@@ -61,9 +63,11 @@ def precise_values(product: Product) -> Estimate:
     relative = relative.expand(batch).reshape(-1)
     relative = relative + _share(sizes, meeting / _nonzero(column_lengths(triangle.mT))[:, None, :])
     turning = (accumulation(width**2) + DECOMPOSITION) * UNIT * math.sqrt(width)
-    relative = relative + _share(turning, meeting / _nonzero(_lengths(meeting))[:, None, :]) + width * cosine
+    sizes_met = column_lengths(meeting)
+    relative = relative + _share(turning, meeting / _nonzero(sizes_met)[:, None, :]) + width * cosine
+    within = sizes_met.amin(-1) >= SHORTEST * sizes_met.amax(-1)
     # Beyond a tenth the first-order bound says nothing: the absolute one is left.
-    relative = torch.where(relative < 0.1, MARGIN * relative / (1 - relative), torch.inf)
+    relative = torch.where((relative < 0.1) & within, MARGIN * relative / (1 - relative), torch.inf)
     rest = turning * values[:, :1] + error_of_roots(values, residual)
     absolute = absolute.expand(batch).reshape(-1)[:, None] + rest
     error = torch.minimum(torch.where(values > 0, relative[:, None] * values, torch.inf), MARGIN * absolute)
@@ -78,7 +82,7 @@ def pivoted_triangle(matrices: Tensor) -> tuple[Tensor, Tensor]:
     >>> triangle[0].diagonal().abs().round(decimals=12).tolist(), order[0].tolist()
     ([3.0, 2.0, 1.0], [1, 2, 0])
     """
-    work = matrices.clone()
+    work, back = _at_the_top(matrices)
     count, rows, columns = work.shape
     each = torch.arange(count, device=work.device)
     order = torch.arange(columns, device=work.device).repeat(count, 1)
@@ -96,7 +100,7 @@ def pivoted_triangle(matrices: Tensor) -> tuple[Tensor, Tensor]:
         rest = work[:, place:, place:]
         rest -= 2 * column[:, :, None] * (column[:, None, :] @ rest)
         work[:, place + 1 :, place] = 0
-    return work[:, : min(rows, columns)].triu(), order
+    return work[:, : min(rows, columns)].triu() * back[:, None, None], order
 
 
 def jacobi(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,15 +120,13 @@ def jacobi(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ['1.414213562373e+00', '7.071067811865e-21']
     """
     columns = matrices.shape[-1]
-    exponent = (TOP_EXPONENT - exponent_of(matrices.abs().amax((-2, -1)))).clamp(-1000, 1000)
-    work = matrices * power_of_two(exponent)[:, None, None]
+    work, back = _at_the_top(matrices)
     enough = UNIT * max(4.0, math.sqrt(matrices.shape[-2]))
     schedule = rounds(columns)
     for _ in range(MOST_SWEEPS):
         turned = [_rotate(work, one, two, enough) for one, two in schedule]
         if not any(bool((cosine > enough).any()) for cosine in turned):
             break
-    back = power_of_two(-exponent)
     lengths = _lengths(work)
     directions = work / _nonzero(lengths)[:, None, :]
     cosines = (directions.mT @ directions).tril(-1).abs()
@@ -152,6 +154,12 @@ def rounds(columns: int) -> list[tuple[list[int], list[int]]]:
         schedule.append(([a for a, _ in pairs], [b for _, b in pairs]))
         seats = [seats[0], seats[-1], *seats[1:-1]]
     return schedule
+
+
+def _at_the_top(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies whose largest entries have squares just inside float64, and the powers of two that undo the scaling."""
+    exponent = (TOP_EXPONENT - exponent_of(matrices.abs().amax((-2, -1)))).clamp(-1000, 1000)
+    return matrices * power_of_two(exponent)[:, None, None], power_of_two(-exponent)
 
 
 def _rotate(work: Tensor, one: list[int], two: list[int], enough: float) -> Tensor:
