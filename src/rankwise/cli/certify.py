@@ -16,6 +16,7 @@ from rankwise.errors import UserError
 
 if TYPE_CHECKING:
     from rankwise.sites.certify.row import Row
+    from rankwise.sites.certify.tables import Line
 
 
 def certify(
@@ -31,10 +32,11 @@ def certify(
     A site passes where its formula gives the logits (or the outputs) of the real module, with every parameter random
     and every size different. The exit code is 1 where a site of a type does not pass.
 
-    With --release every type is tried, with the switches of its configuration turned too: this is how the certificates
-    that ship with Rankwise are made. It takes long, so give it a --journal.
+    Without types it prints what was proved for this release. With --release it proves every type again, with the
+    switches of its configuration turned too: this is how the certificates that ship with Rankwise are made. It takes
+    long, so give it a --journal.
 
-    Examples: rankwise certify llama gemma2 | rankwise certify --release --journal rows.jsonl --markdown certified.md
+    Examples: rankwise certify | rankwise certify llama gemma2 | rankwise certify --release --journal rows.jsonl
 
     Parameters
     ----------
@@ -45,20 +47,22 @@ def certify(
     write
         With --release: write the release certificates to this file.
     markdown
-        With --release: write the table to this file, as the documentation keeps it.
+        Write the table to this file, as the documentation keeps it.
     journal
         With --release: keep what was found in this file as it comes, and go on from there after an interruption.
     processes
         With --release: how many processes to use.
     """
-    if bool(types) == release:
-        raise UserError("name the model types to certify, or give --release for all of them")
-    if types and (write or markdown or journal):
-        raise UserError("--write, --markdown and --journal keep the table of all types: give --release with them")
+    if types and (release or write or markdown or journal):
+        raise UserError("--release, --write, --markdown and --journal are about all types: give them without names")
+    if (write or journal) and not release:
+        raise UserError("--write and --journal keep what a run over all types finds: give --release with them")
     for file in filter(None, (write, markdown, journal)):
         if not file.absolute().parent.is_dir():
             raise UserError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
-    return _release(write, markdown, journal, processes) if release else _types(types)
+    if types:
+        return _types(types)
+    return _release(write, markdown, journal, processes) if release else _shipped(markdown)
 
 
 def _types(types: Sequence[str]) -> int:
@@ -81,23 +85,41 @@ def _types(types: Sequence[str]) -> int:
     return 0 if certified else 1
 
 
-def _release(write: Path | None, markdown: Path | None, journal: Path | None, processes: int) -> int:
-    from rich.console import Console
+def _shipped(markdown: Path | None) -> int:
+    from rankwise.sites.certify.release import shipped
+    from rankwise.sites.certify.tables import shipped_lines
 
+    return _told(shipped_lines(), shipped().get("transformers", ""), markdown)
+
+
+def _release(write: Path | None, markdown: Path | None, journal: Path | None, processes: int) -> int:
     from rankwise.sites.certify.ship import release_table
     from rankwise.sites.certify.survey import survey
-    from rankwise.sites.certify.tables import markdown_table, table
+    from rankwise.sites.certify.tables import lines
     from rankwise.sites.certify.tiny import model_types
 
     types = model_types()
     with _shown(survey(types, processes=processes, journal=journal), len(types)) as coming:
         found = sorted(coming, key=lambda row: row.model_type)
-    Console(width=int(os.environ.get("COLUMNS", "160"))).print(table(found))
+    made = release_table(found)
     if write is not None:
-        write.write_text(json.dumps(release_table(found), indent=1) + "\n", encoding="utf-8")
+        write.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    return _told(lines(found), made["transformers"], markdown)
+
+
+def _told(every: Sequence[Line], version: str, markdown: Path | None) -> int:
+    """Print the table, or write it to a file."""
+    from rich.console import Console
+
+    from rankwise.sites.certify.tables import markdown_table, summary, table
+
+    console = Console(width=int(os.environ.get("COLUMNS", "160")))
     if markdown is not None:
-        markdown.write_text(markdown_table(found), encoding="utf-8")
-    return 0 if any(row.by_value for row in found) else 1
+        markdown.write_text(markdown_table(every, version), encoding="utf-8")
+        console.print(summary(every), highlight=False)
+    else:
+        console.print(table(every))
+    return 0 if any(line.proved for line in every) else 1
 
 
 @contextmanager

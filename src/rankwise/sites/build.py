@@ -178,6 +178,7 @@ def _facts(place: Place, kind: Kind, prefix: str, values: Mapping[str, Any], inn
         norm=norm,
         norm_eps=float(evaluate(norm.eps, values) or 0.0) if norm else 0.0,
         norm_offset=float(evaluate(norm.offset, values) or 0.0) if norm else 0.0,
+        latent_eps=float(evaluate(block.latent_eps, values)),
         cross=block.cross,
         model_type=values.get("model_type"),
     )

@@ -112,6 +112,7 @@ class AttentionLayout:
         scale, softcap: the factor on the logits, and the cap on them.
         rotary_scale: the factor on the decoupled rotary part of the logits, where it is another.
         value_scale: a number that the values are multiplied by.
+        latent_eps: what the normalization between latent factors adds to a mean square.
         cross: keys and values come from another stream.
         when: a condition on the configuration; the block exists only where it holds.
         sizes: sizes of this block that differ from the layout's own.
@@ -146,6 +147,7 @@ class AttentionLayout:
     softcap: Expression | None = None
     rotary_scale: Expression | None = None
     value_scale: Expression = 1
+    latent_eps: Expression = 1e-6
     cross: bool = False
     when: str | None = None
     sizes: Mapping[str, Expression] = field(default_factory=dict)

@@ -51,6 +51,7 @@ class AttentionFacts:
         scale, softcap: the factor on the logits, and the cap `c tanh(logit / c)` on them.
         rotary: rotary position embedding; the product is then a family over offsets, and the site's own is offset 0.
         norm, norm_eps, norm_offset: a normalization of queries and keys; the product's scale then means nothing.
+        latent_eps: what the normalization between latent factors adds to a mean square.
         cross: keys and values come from another stream.
         query_factors: how many of a QK site's factors stand on the query's side of the head.
         model_type: the model type of the configuration that governs the module, or None.
@@ -65,6 +66,7 @@ class AttentionFacts:
     norm: Norm | None = None
     norm_eps: float = 0.0
     norm_offset: float = 0.0
+    latent_eps: float = 1e-6
     cross: bool = False
     query_factors: int = 1
     model_type: str | None = None

@@ -108,7 +108,9 @@ def _block(where: str, block: Any) -> AttentionLayout:
     except LayoutError as error:
         raise LayoutError(f"{where}: {error}") from None
     _readable(where, values.get("sizes", {}).values())
-    _readable(where, [values.get(key) for key in ("scale", "softcap", "rotary_scale", "value_scale", "when")])
+    _readable(
+        where, [values.get(key) for key in ("scale", "softcap", "rotary_scale", "value_scale", "latent_eps", "when")]
+    )
     values["notes"] = _strings(where, values, "notes")
     return AttentionLayout(**values)
 

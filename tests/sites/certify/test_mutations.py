@@ -116,6 +116,15 @@ def wrong_scale(site: Site) -> Site:
     return replace(site, attention=replace(site.attention, scale=2 * site.attention.scale))
 
 
+def doubled(site: Site) -> Site:
+    return replace(site, scaling=2 * site.scaling)
+
+
+def other_latent_eps(site: Site) -> Site:
+    assert site.attention is not None
+    return replace(site, attention=replace(site.attention, latent_eps=1e-3))
+
+
 def without_norm(site: Site) -> Site:
     assert site.attention is not None
     return replace(site, attention=replace(site.attention, norm=None))
@@ -185,6 +194,13 @@ VALUE = [
     ("gemma2", "layers.0.qk", without_cap),
     ("bloom", "layers.0.qk", without_query_bias),
     ("t5", "encoder.layers.0.self.qk", wrong_scale),
+    ("layoutlmv3", "layers.0.qk", swapped),
+    ("layoutlmv3", "layers.0.qk", wrong_scale),
+    ("layoutlmv3", "layers.0.qk", without_query_bias),
+    ("lilt", "layers.0.layout.qk", wrong_scale),
+    ("granite_swa", "layers.0.ov", wrong_group),
+    ("granite_swa", "layers.0.ov", doubled),
+    ("deepseek_v3", "layers.0.ov", other_latent_eps),
 ]
 
 

@@ -41,7 +41,7 @@ def test_a_configuration_is_small_without_dropout_and_takes_changes() -> None:
     _, sizes = next(iter(attempts()))
     config = tiny_config("llama", sizes, {"attention_bias": True})
     assert (config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (
-        42,
+        36,
         6,
         2,
         8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwise.sites.certify import variants as page
-from rankwise.sites.certify.variants import TOGETHER, variants
+from rankwise.sites.certify.variants import TOGETHER, WELL_KNOWN, variants
 
 
 def test_the_own_configuration_comes_first_then_one_turn_then_two() -> None:
@@ -47,8 +47,16 @@ def test_what_no_switch_leads_to_is_listed_by_hand() -> None:
 
 
 def test_there_is_an_end_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "MOST", 5)
-    assert len(list(variants("falcon"))) <= 5 + 1 + len(TOGETHER["falcon"])
+    monkeypatch.setattr(page, "MOST_OF_THE_WELL_KNOWN", 5)
+    assert len(list(variants("falcon"))) == 5 + len(TOGETHER["falcon"])
+    assert len(list(variants("arcee"))) == page.MOST
+
+
+def test_well_known_types_exist_and_more_of_their_switches_are_turned_together() -> None:
+    from rankwise.sites.certify.tiny import model_types
+
+    assert set(model_types()) >= WELL_KNOWN
+    assert max(map(len, variants("llama"))) > max(map(len, variants("arcee")))
 
 
 def test_a_type_without_a_default_configuration_has_its_own_alone() -> None:

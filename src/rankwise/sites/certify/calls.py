@@ -17,11 +17,12 @@ from rankwise.sites.site import Site
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module: its path, and copies of its arguments."""
+    """One call of a module: its path, copies of its arguments, and whose they are where they are not its own."""
 
     path: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    whose: str = ""
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -92,9 +93,9 @@ def candidates(model: nn.Module, calls: Mapping[str, Call], path: str, sites: Se
         module = model.get_submodule(path)
         alike = (call for other, call in calls.items() if other and _alike(model.get_submodule(other), module))
         if (call := next(alike, None)) is not None:
-            yield replace(call, path=path)
-        if (arguments := direct_arguments(module, sites)) is not None:
-            yield Call(path, (), arguments)
+            yield replace(call, path=path, whose="called as another layer is")
+        for arguments in direct_arguments(module, sites):
+            yield Call(path, (), arguments, whose="on made-up arguments")
     while path:
         path = path.rpartition(".")[0]
         if path in calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,12 +49,12 @@ class Capture(TorchFunctionMode):
         self.inputs: dict[str, Tensor] = {}
         self.output: Tensor | None = None
         self._streams = streams or {}
-        self._before_shift: Tensor | None = None
+        self._before_shift: deque[Tensor] = deque(maxlen=4)
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if function in _LARGEST and args and isinstance(args[0], Tensor):
-            self._before_shift = args[0].detach()
+            self._before_shift.append(args[0].detach())
         elif function in _SOFTMAX:
             self._softmax(*args, **kwargs)
         elif function is F.scaled_dot_product_attention:
@@ -78,10 +79,9 @@ class Capture(TorchFunctionMode):
             return
         logits = input.detach().movedim(dim if dim is not None else -1, -1)
         pattern = torch.softmax(logits, -1)
-        raw = self._before_shift
-        if raw is not None and raw.shape == logits.shape and (logits.amax(-1) == 0).all():
-            # Some modules take off each row's largest logit against overflow; the logits are what they took it from.
-            logits = raw
+        # Some modules take off the largest logit against overflow; the logits are what they took it from.
+        before = [raw for raw in self._before_shift if raw.shape == logits.shape and _only_shifted(raw, logits)]
+        logits = before[-1] if before else logits
         self.attentions.append(Attention(logits, pattern))
 
     def _fused(
@@ -112,6 +112,12 @@ class Capture(TorchFunctionMode):
 def visible(logits: Tensor) -> Tensor:
     """Where a logit is a logit and not a mask's "never"."""
     return logits > _BELOW_EVERY_LOGIT
+
+
+def _only_shifted(raw: Tensor, logits: Tensor) -> bool:
+    """Whether each row of logits is the raw one less one number, which a softmax does not see."""
+    largest, shifted = raw.amax(-1, keepdim=True), logits.amax(-1, keepdim=True)
+    return bool(torch.isfinite(largest).all()) and torch.allclose(raw - largest, logits - shifted, rtol=1e-5, atol=1e-6)
 
 
 @contextmanager

@@ -11,9 +11,6 @@ from torch import Tensor
 from rankwise.sites.factor import Factor
 from rankwise.sites.site import RotaryFacts, Site
 
-# The normalization inside a latent chain has no line of its own for this: it is transformers' default.
-LATENT_EPS = 1e-6
-
 
 def queries(site: Site, source: Mapping[str, Tensor], stream: Tensor) -> Tensor:
     """The queries of a stream `[tokens, width]`, as `[*batch, tokens, head size]`."""
@@ -87,8 +84,8 @@ def _normalized(site: Site, source: Mapping[str, Tensor], stream: Tensor, positi
     shift = None
     if declared is not None and facts is not None:
         eps, kind, over = facts.norm_eps, declared.kind, declared.over
-    elif latent and gain is not None:
-        eps, kind, over = LATENT_EPS, "rms", "head"
+    elif latent and gain is not None and facts is not None:
+        eps, kind, over = facts.latent_eps, "rms", "head"
     else:
         eps, kind, over = 0.0, "none", "head"
     # Over the width: over all heads at once, which are the leading axes here.

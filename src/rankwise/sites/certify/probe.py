@@ -25,6 +25,9 @@ def probes(model: nn.Module, inputs: Mapping[str, Any] | None) -> Iterator[tuple
     given = made_up(model)
     if given is not None:
         yield "", given
+        if "pixel_values" in given:
+            # Some models compare two images, or are shown several in one text.
+            yield "", {**given, "pixel_values": torch.stack([given["pixel_values"]] * 2, 1)}
     for path, module in model.named_modules():
         if path and hasattr(module, "main_input_name") and (given := made_up(module)) is not None:
             yield path, given
@@ -61,6 +64,8 @@ _OFFERED = (
     "input_features",
     "attention_mask",
     "bbox",
+    "visual_feats",
+    "visual_pos",
 )
 
 
@@ -76,6 +81,8 @@ class _Makers:
             "decoder_input_ids": lambda: self._tokens(TOKENS),
             "attention_mask": lambda: None,
             "pixel_values": self._pixels,
+            "prompt_pixel_values": self._pixels,
+            "prompt_masks": self._pixels,
             "hidden_states": lambda: self._normal(
                 BATCH, TOKENS, self._size("input_dim", "hidden_size", "d_model", "embed_dim", "n_embd")
             ),
@@ -85,10 +92,15 @@ class _Makers:
                 ENCODER_TOKENS,
                 self._size("encoder_hidden_size", "cross_attention_hidden_size", "hidden_size", "d_model"),
             ),
+            "noise_embeds": lambda: self._normal(BATCH, TOKENS, self._size("hidden_size")),
+            "context_hidden_states": lambda: self._normal(BATCH, ENCODER_TOKENS, self._size("hidden_size")),
             "query_embeds": lambda: self._normal(BATCH, TOKENS, self._size("hidden_size", "d_model")),
             "input_values": self._sound,
             "input_features": self._features,
             "bbox": self._boxes,
+            "visual_feats": lambda: self._normal(BATCH, ENCODER_TOKENS, self._size("visual_feat_dim")),
+            "visual_pos": lambda: self._normal(BATCH, ENCODER_TOKENS, self._size("visual_pos_dim")),
+            "input_features_mask": lambda: torch.ones(BATCH, 24, dtype=torch.bool, device=self.like.device),
         }
         return makers[name]() if name in makers else None
 
@@ -117,7 +129,7 @@ class _Makers:
 
     def _pixels(self) -> Tensor | None:
         vision = getattr(self.config, "vision_config", None) or self.config
-        size = getattr(vision, "image_size", None) or 32
+        size = getattr(vision, "image_size", None) or getattr(vision, "input_size", None) or 32
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return self._normal(BATCH, getattr(vision, "num_channels", 3), int(height), int(width))
 
@@ -127,6 +139,8 @@ class _Makers:
         return self._normal(BATCH, 1600)
 
     def _features(self) -> Tensor | None:
+        if (side := self._size("spec_size")) is not None and (bins := self._size("num_mel_bins")) is not None:
+            return self._normal(BATCH, 1, side * side // bins, bins)
         bins = self._size("input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size") or 80
         if (length := self._size("max_source_positions")) is not None and hasattr(self.config, "num_mel_bins"):
             return self._normal(BATCH, bins, 2 * length)

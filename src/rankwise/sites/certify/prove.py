@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from rankwise.sites.sites import Sites
 # In float64 the limit is what libraries compute in float32 all the same: norms, softmax, rotary tables.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 _LONGEST_REASON = 300
+# What the name of a product has behind its module's where its logits are added to those of the module's own.
+_ADDED = re.compile(r"\.(rotary|layout)(?=\.qk$)")
 
 
 def certify(sites: Sites, model: Any, inputs: Mapping[str, Any] | None = None) -> Certificates:
@@ -61,7 +64,8 @@ def _prove_module(
         for dtype, tolerance in TOLERANCE.items():
             try:
                 replay = Replay(model.get_submodule(call.path), call, dtype=dtype, sites=sites)
-                return _prove(replay, sites, tolerance, factors)
+                certificates = _prove(replay, sites, tolerance, factors)
+                return {name: _said(each, call.whose) for name, each in certificates.items()}
             except ReplayError as error:
                 reasons.append(str(error))
     reason = f"the module does not run on its own: {reasons[0]}" if reasons else "the module was never called"
@@ -102,11 +106,17 @@ def _turns_too_much(site: Site, replay: Replay) -> str:
 
 
 def _groups(sites: Sequence[Site]) -> list[list[Site]]:
-    """Sites whose products add up in one logit stand together: a QK product and its decoupled rotary part."""
+    """Sites whose products add up in one logit stand together: a QK product and its decoupled rotary part, say."""
     groups: dict[str, list[Site]] = {}
     for site in sites:
-        groups.setdefault(site.name.replace(".rotary.qk", ".qk"), []).append(site)
+        groups.setdefault(_ADDED.sub("", site.name), []).append(site)
     return list(groups.values())
+
+
+def _said(certificate: Certificate, whose: str) -> Certificate:
+    """The certificate with a word on the arguments where they are not the module's own."""
+    value = certificate.value
+    return replace(certificate, value=replace(value, detail="; ".join(filter(None, [value.detail, whose]))))
 
 
 def _sides(site: Site) -> str:

@@ -3,7 +3,7 @@
 A site is looked up by everything discrete that decides its formula: the model type that governs it, the layout and its
 patterns, rotary pairs, normalization, cap, biases and gains, how heads share factors, all parameters of its attention
 module, and every switch of the configuration whose name speaks of attention. What was not proved in just this
-combination is not claimed.
+combination is not claimed, and nothing of a layout that was changed since.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
 from rankwise.sites.layout import Layout
-from rankwise.sites.registry import is_built_in
+from rankwise.sites.registry import built_in, is_built_in
 from rankwise.sites.site import Site
 
 TABLE = "release.json"
+# Lines of a layout that no number depends on.
+_WORDS = ("site", "unread", "rest", "notes")
 _SWITCH = re.compile(
     r"attn|attention|_att_|qk|qkv|query|key|kv|bias|rope|rotary|alibi|position|multi_query|new_decoder|sink|gate|softcap|cap$|"
     r"scale|norm"
@@ -68,7 +70,7 @@ def marked(
         said = {key: fact for key, fact in facts.items() if key in known.defaults or key.split(".")[0] in known.reads}
         facts = {**known.defaults, **said}
     mark = signature(site, facts, names, shapes)
-    proved = known is not None and mark in known.proved and is_built_in(layout)
+    proved = known is not None and mark in known.proved and is_built_in(layout) and layout.name in unchanged()
     assert site.attention is not None
     return replace(site, attention=replace(site.attention, signature=mark), certified="release" if proved else "no")
 
@@ -185,12 +187,33 @@ def empty_table() -> Iterator[None]:
         _EMPTY.reset(before)
 
 
+def fingerprint(layout: Layout) -> str:
+    """A digest of everything in a layout that decides numbers: not its words, and not which types it fits."""
+    blocks = {
+        key: {line: value for line, value in asdict(block).items() if line not in _WORDS}
+        for key, block in layout.attention.items()
+    }
+    described = json.dumps([layout.input_first, dict(layout.sizes), blocks], sort_keys=True)
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Mapping[str, Any]:
+    """The table of the release as it is stored: versions, layouts' fingerprints, certificates, a line for each type."""
+    page = files("rankwise.sites").joinpath(TABLE)
+    return json.loads(page.read_text(encoding="utf-8")) if page.is_file() else {"layouts": {}, "types": {}, "lines": []}
+
+
+@lru_cache(maxsize=1)
+def unchanged() -> frozenset[str]:
+    """The names of the built-in layouts that are as they were when they were proved."""
+    proved = shipped()["layouts"]
+    return frozenset(layout.name for layout in built_in()[0] if proved.get(layout.name) == fingerprint(layout))
+
+
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, Entry]:
-    page = files("rankwise.sites").joinpath(TABLE)
-    if not page.is_file():
-        return {}
-    types = json.loads(page.read_text(encoding="utf-8"))["types"]
     return {
-        name: Entry(row["defaults"], frozenset(row["reads"]), frozenset(row["proved"])) for name, row in types.items()
+        name: Entry(row["defaults"], frozenset(row["reads"]), frozenset(row["proved"]))
+        for name, row in shipped()["types"].items()
     }

@@ -53,6 +53,9 @@ class Replay:
         # The names that the sites use, over the copy's tensors.
         self.source = {f"{self.path}.{name}" if self.path else name: parameter.data for name, parameter in named}
         self.plain = self.run()
+        if dtype == torch.float64 and not torch.isfinite(self.plain.result).all():
+            # A mask of the smallest float32, times zero, where the module asks for the smallest float64.
+            raise ReplayError("its output is not finite in float64")
 
     def key(self, site: Site, role: str) -> str:
         """What a stream is called in `run`.

@@ -13,6 +13,8 @@ from rankwise.sites.certify.draws import Part
 _MOST_PLACES = 16
 # Angles below this do not show that anything turned.
 _TURNED = 1e-3
+# However badly the samples show a coefficient, an error as large as this is a wrong formula.
+_ROUGHEST = 1e-2
 
 
 def turning_error(
@@ -74,9 +76,10 @@ def turning_error(
         wrong = max(wrong, float((radius - factor).abs().max()))
         allowed = max(10 * tolerance, 4 * rounding)
         if wrong > allowed:
-            # What is left of the logits may be a coefficient's error, larger where the samples hardly show it.
+            # An error e of the logits moves the solution by at most |e| / the smallest singular value of the design.
+            # Of e the residual shows what is orthogonal to the design, at least half of the directions.
             smallest = float(torch.linalg.svdvals(design)[-1])
-            allowed = max(allowed, 4 * float(residual.norm()) / max(smallest, 1e-30))
+            allowed = max(allowed, min(4 * float(residual.norm()) / max(smallest, 1e-30), _ROUGHEST))
         chosen.add(factor)
         sizes += [float(radius.min()), float(radius.max())]
         if wrong > allowed or len(chosen) > 1:

@@ -21,18 +21,20 @@ class Row:
     Arguments:
         model_type: the type.
         changes: configuration keys that were set, none for the type's own defaults.
+        built: whether a model of it was built.
         sites: how many attention sites were found.
         passed: how many were certified, `by_value` of them by their logits or outputs.
         largest_error: the largest relative error of the value proofs that passed.
         failures: the sites that were not certified, with the reason.
         unread: how many attention matrices no site covers, and the first reason given.
-        reason: why nothing was tried.
+        reason: why nothing was tried, or nothing built.
         signatures: what was proved, by the type that governs it.
         defaults: the switches of each governing type's configuration, as transformers fills them in.
     """
 
     model_type: str
     changes: Mapping[str, Any]
+    built: bool = True
     sites: int = 0
     passed: int = 0
     by_value: int = 0
@@ -53,6 +55,7 @@ def row_of(trial: Trial) -> Row:
         return Row(
             trial.model_type,
             dict(trial.changes),
+            built=trial.built,
             unread=len(reasons),
             unread_reason=reasons[0] if reasons else "",
             reason=trial.reason,

@@ -19,6 +19,8 @@ from rankwise.sites.certify.row import Row, as_line
 # A type may need many seconds for one configuration, but it prints a line for each; one that takes its process down, or
 # says nothing for so long, costs itself alone.
 LONGEST_SILENCE = 240
+# What is done with rows when they are there.
+_AFTERWARDS = ("survey", "ship", "tables", "__main__")
 # Importing transformers takes seconds, so a process does several types; it forgets them with what they leaked.
 TYPES_IN_A_PROCESS = 20
 
@@ -94,7 +96,7 @@ def _process(types: Sequence[str], every_variant: bool) -> Iterator[list[Row]]:
         reader.join()
     if waiting:
         words = [line.strip() for line in errors if line.strip()][-1:] or [f"exit code {code}"]
-        yield [*members, Row(waiting[0], {}, reason=f"its process ended: {words[0][:200]}")]
+        yield [*members, Row(waiting[0], {}, built=False, reason=f"its process ended: {words[0][:200]}")]
 
 
 def _until_silent(process: subprocess.Popen[str]) -> Iterator[str]:
@@ -137,6 +139,7 @@ def _basis() -> dict[str, Any]:
     """What rows depend on: the versions, the layouts, and the code that reads and proves them."""
     room = Path(str(files("rankwise.sites")))
     pages = sorted([*room.glob("layouts/*.toml"), *room.glob("*.py"), *room.glob("certify/*.py")])
+    pages = [page for page in pages if page.stem not in _AFTERWARDS]
     digest = hashlib.sha256(b"".join(page.read_bytes() for page in pages))
     versions = {name: require(name, extra="hf").__version__ for name in ("transformers", "torch")}
     return {**versions, "sites": digest.hexdigest()[:16]}

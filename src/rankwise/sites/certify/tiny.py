@@ -18,7 +18,7 @@ from rankwise.sites.certify.reading import homes
 from rankwise.text import printable
 
 HEADS, GROUPS, HEAD_SIZE, LAYERS, WORDS = 6, 2, 8, 2, 99
-_MOST_PARAMETERS = 40_000_000
+_MOST_PARAMETERS = 150_000_000
 
 # The first pattern that fits a key gives its value; keys that none fits keep their default.
 _NAMES: tuple[tuple[str, str], ...] = (
@@ -29,9 +29,9 @@ _NAMES: tuple[tuple[str, str], ...] = (
     (r"(text_|vision_|audio_)?(encoder_|decoder_)?(hidden_size|embed_dim)", "width"),
     (r"(vision|encoder|cross_attention|mm|language|text|audio|qformer|backbone)_hidden_size", "width"),
     (r"hidden_size_(global|per_layer_input)", "width"),
-    (r"(output_dim|out_hidden_size|hidden_sizes_out)", "width"),
+    (r"(output_dim|out_hidden_size|hidden_sizes_out|adapter_input_size|adapter_in_dim)", "width"),
     (r"(num_|n_)?(encoder_|decoder_)?(self_|cross_)?(attention_|attn_)?heads?", "heads"),
-    (r"(num_attention_heads|n_head|num_attn_heads|attention_heads)", "heads"),
+    (r"(((en|de)coder_)?num_attention_heads|n_head|num_attn_heads|attention_heads)", "heads"),
     (
         r"(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num|(encoder|decoder)_num_key_value_heads)",
         "groups",
@@ -42,7 +42,8 @@ _NAMES: tuple[tuple[str, str], ...] = (
         "inner",
     ),
     (r"(moe_shared_expert_intermediate_size|shared_intermediate_size|(expert_)?ffn_hidden_size)", "inner"),
-    (r"(num_|n_)?(encoder_|decoder_|hidden_|text_|transformer_)?(layers?|blocks)|depth|num_hidden_layers", "layers"),
+    (r"(num_|n_)?(encoder_|decoder_|hidden_|text_|transformer_)?(layers?|blocks)|depth", "layers"),
+    (r"((en|de)coder_)?num_hidden_layers", "layers"),
     (r"((text_|entity_)?vocab_size|n_vocab|vocab_size_per_layer_input|encoder_hash_byte_group_vocab)", "words"),
     (r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts|n_experts)", "experts"),
     (r"(num_experts_per_tok|num_experts_per_token|moe_k|moe_topk|top_k_experts)", "chosen"),
@@ -66,15 +67,18 @@ class TinyError(UserError):
 
 
 def _sizes(head_size: int, *, separate: bool, heads: int = HEADS, groups: int = GROUPS) -> dict[str, int]:
-    """Sizes for the names above; with `separate` the width is not heads times head size."""
-    width = heads * (head_size - 1) if separate else heads * head_size
+    """Sizes for the names above; with `separate` the width is not heads times head size.
+
+    Widths are multiples of four, which kernels for experts ask for.
+    """
+    width = heads * (head_size - 2) if separate else heads * head_size
     return {
         **{
             "width": width,
             "heads": heads,
             "groups": groups,
             "head_size": head_size,
-            "inner": width + 4,
+            "inner": width + 8,
             "layers": LAYERS,
         },
         **{
@@ -160,6 +164,14 @@ def tiny_models(
         )
 
 
+def large_model(model_type: str) -> nn.Module:
+    """The model of a type as it is by default, on the meta device: names and shapes without memory for numbers."""
+    kind = require("transformers", extra="hf").CONFIG_MAPPING[model_type]
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        return _builder(kind())()
+
+
 def _builder(config: Any) -> Callable[[], nn.Module]:
     """What builds the base model of a configuration.
 
@@ -210,11 +222,14 @@ def tiny_config(model_type: str, sizes: Mapping[str, int], changes: Mapping[str,
 
 
 def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Draw every parameter at random, gains, biases and sinks too: zeros and ones would hide what is dropped."""
+    """Draw every parameter at random, gains, biases and sinks too: zeros and ones would hide what is dropped.
+
+    What no training changes stays: tables of sines and cosines.
+    """
     generator = torch.Generator().manual_seed(seed)
     model = model.float().eval()
     for parameter in model.parameters():
-        if not parameter.is_floating_point():
+        if not parameter.is_floating_point() or not parameter.requires_grad:
             continue
         size = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
         parameter.data.copy_(size * torch.randn(parameter.shape, generator=generator))
@@ -246,7 +261,7 @@ def _small(config: Any, sizes: Mapping[str, int], changes: Mapping[str, Any]) ->
         values["layer_types"] = (kinds + [kinds[-1]] * layers)[:layers]
     if "vocab_size" in values:
         _small_tokens(config, values)
-    changes = {**PECULIAR.get(config.model_type, {}), **changes}
+    values |= PECULIAR.get(config.model_type, {})
     values |= {key: value for key, value in changes.items() if _takes(config, key)}
     return values
 
@@ -316,7 +331,7 @@ def _small_tokens(config: Any, values: dict[str, Any]) -> None:
     for key in config.to_dict():
         value = _read(config, key)
         if (
-            re.search(r"(token|_id|index)", key)
+            re.search(r"token|_id|_index$", key)
             and isinstance(value, int)
             and not isinstance(value, bool)
             and value >= words

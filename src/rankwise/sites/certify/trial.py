@@ -14,7 +14,7 @@ from rankwise.sites.certify.certificates import Certificates
 from rankwise.sites.certify.prove import certify
 from rankwise.sites.certify.release import type_of
 from rankwise.sites.certify.saved import saved_sites
-from rankwise.sites.certify.tiny import TinyError, tiny_models
+from rankwise.sites.certify.tiny import TinyError, large_model, tiny_models
 from rankwise.sites.find import find
 from rankwise.sites.site import Site
 
@@ -44,6 +44,11 @@ class Trial:
     signatures: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
+    def built(self) -> bool:
+        """Whether any model of the type was built."""
+        return bool(self.label)
+
+    @property
     def proved(self) -> list[str]:
         """The sites whose value proof passed."""
         certificates = {} if self.certificates is None else self.certificates
@@ -56,23 +61,25 @@ def attempt(model_type: str, changes: Mapping[str, Any] | None = None, *, second
     Arguments:
         model_type: a model type of transformers.
         changes: configuration keys to set beside the sizes.
-        seconds: the longest that all its models together may take.
+        seconds: the longest that all its models together may compute.
     """
     changes = changes or {}
     best = Trial(model_type, changes, reason="no model of it ran")
     try:
         with _at_most(seconds):
             for label, model in tiny_models(model_type, changes):
+                best = best if best.label else replace(best, label=label)
                 trial = _tried(Trial(model_type, changes, label=label), model)
-                better = best.certificates is None and (trial.certificates is not None or not best.label)
+                better = best.certificates is None and (trial.certificates is not None or not best.config)
                 if better or len(trial.proved) > len(best.proved):
                     best = trial
                 if trial.certificates is not None and (trial.certificates or _misread(trial.certificates)):
                     return trial
     except TinyError as error:
-        return replace(best, reason=str(error))
+        return _listed(replace(best, reason=str(error)))
     except _TooLong:
-        return best if best.certificates is not None else replace(best, reason=f"not done after {seconds} s")
+        late = f"not done after computing for {seconds} s"
+        return best if best.certificates is not None else replace(best, reason=late)
     return best
 
 
@@ -85,6 +92,21 @@ def _tried(trial: Trial, model: nn.Module) -> Trial:
         return replace(trial, reason="no attention site was found")
     trial = replace(trial, certificates=certificates)
     return replace(trial, signatures=_signatures(model, [certificates.sites[name] for name in trial.proved]))
+
+
+def _listed(trial: Trial) -> Trial:
+    """A type that does not build small: what is unread of it as large as it is, without numbers."""
+    try:
+        sites = find(large_model(trial.model_type))
+    except Exception:
+        return trial  # as large as it is, it does not build either: the reason is said
+    found = sum(site.attention is not None for site in sites)
+    return replace(
+        trial,
+        label="its own sizes, without numbers",
+        unread={each.parameter: each.reason for each in sites.unread},
+        reason=f"{found} attention sites, none of them tried: {trial.reason}",
+    )
 
 
 def _signatures(model: nn.Module, proved: Sequence[Site]) -> dict[str, frozenset[str]]:
@@ -107,17 +129,18 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _at_most(seconds: int) -> Iterator[None]:
-    if not hasattr(signal, "SIGALRM"):  # not on Windows
+    """Raise after so many seconds of this process's own computing: a busy machine must find what an idle one does."""
+    if not hasattr(signal, "SIGPROF"):  # not on Windows
         yield
         return
 
     def stop(*_: Any) -> None:
         raise _TooLong
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

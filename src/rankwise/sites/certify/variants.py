@@ -11,8 +11,18 @@ from rankwise.errors import require
 from rankwise.sites.certify.release import switches
 from rankwise.sites.certify.tiny import HEADS
 
-# Whoever has more switches than fit is proved with the fewest of them turned.
-MOST = 64
+# Whoever has more switches than fit is proved with the fewest of them turned; more of them together where it belongs to
+# the families that most checkpoints are of.
+MOST, MOST_OF_THE_WELL_KNOWN = 8, 64
+_WELL_KNOWN = """
+    gpt2 gpt_neo gptj gpt_neox gpt_bigcode opt bloom falcon mpt codegen llama mistral mixtral qwen2 qwen2_moe qwen2_vl
+    qwen3 qwen3_moe gemma gemma2 gemma3_text gemma3 phi phi3 glm cohere cohere2 olmo olmo2 stablelm starcoder2 granite
+    nemotron persimmon gpt_oss deepseek_v2 deepseek_v3 bert roberta xlm-roberta camembert electra distilbert albert
+    mobilebert mpnet esm deberta deberta-v2 modernbert t5 mt5 bart mbart marian pegasus whisper wav2vec2 hubert vit deit
+    beit dinov2 dinov3_vit vit_mae clip clip_text_model clip_vision_model siglip siglip_text_model siglip_vision_model
+    siglip2 blip blip_text_model blip_vision_model llava
+"""
+WELL_KNOWN = frozenset(_WELL_KNOWN.split())
 _GROUPS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 _UNTOUCHED = 1e4  # a clip or a cap that nothing reaches
 
@@ -54,7 +64,7 @@ def variants(model_type: str) -> Iterator[dict[str, Any]]:
     except Exception:
         return  # no configuration of its own without arguments
     turns = list(_turns(values))
-    count = MOST
+    count = MOST_OF_THE_WELL_KNOWN if model_type in WELL_KNOWN else MOST
     for turned in range(1, len(turns) + 1):
         for chosen in combinations(turns, turned):
             for choice in product(*chosen):
