@@ -27,7 +27,8 @@ class BalanceMomentum(Experiment):
         exchange: `S = H_A^T A + A^T H_A - H_R R^T - R H_R^T`.
         times: of the flow.
         drive: `E = H_A^T H_A - H_R H_R^T`, which enters both from outside.
-        bound: `rate |E| / (lam (mu + rate lam))` with the last `E`: the largest `|D|` that can stay, Frobenius norms.
+        bound: `rate |E| / (lam (mu + rate lam))` with the largest `E` of the last half: what `|D|` stays below once the
+            start is forgotten, in Frobenius norms.
     """
 
     imbalance: SideBySide
@@ -103,5 +104,7 @@ def balance_momentum(
         SideBySide(exchange, simulated=crossed + crossed.mT),
         times=times,
         drive=drive,
-        bound=rate * float(drive[-1].norm()) / (pressure * damping) if pressure else float("inf"),
+        bound=rate * float(drive[points // 2 :].flatten(1).norm(dim=1).max()) / (pressure * damping)
+        if pressure
+        else float("inf"),
     )
