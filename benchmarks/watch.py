@@ -4,8 +4,8 @@
     python benchmarks/watch.py opening               how fast a run of 10,000 snapshots of 288 products opens
 
 The three ways take turns within one run, ten steps each, so that whatever else the machine does falls on all of them
-alike; rounds are compared with one another, and the median of their ratios is printed. What a snapshot costs is also
-printed as processor time, which does not depend on who else computes. The weights of the runs of `opening` are made up;
+alike; rounds are compared with one another, and the median of their ratios is printed, of the clock and of processor
+time, which depends less on who else computes. The weights of the runs of `opening` are made up;
 their files are as large as real ones.
 """
 
@@ -91,6 +91,7 @@ def training(*, rounds: int, batch: int, length: int, device: str) -> None:
         for name, every in ways.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
+    processor: dict[str, list[float]] = {name: [] for name in ways}
     counts = dict.fromkeys(ways, 0)
 
     def step(monitor: rw.Monitor | None, number: int) -> None:
@@ -106,7 +107,7 @@ def training(*, rounds: int, batch: int, length: int, device: str) -> None:
     try:
         for _ in range(rounds):
             for name, monitor in monitors.items():
-                began = time.perf_counter()
+                began, busy = time.perf_counter(), time.process_time()
                 for _ in range(ROUND):
                     step(monitor, counts[name])
                     counts[name] += 1
@@ -116,21 +117,27 @@ def training(*, rounds: int, batch: int, length: int, device: str) -> None:
                 if device == "cuda":
                     torch.cuda.synchronize()
                 seconds[name].append((time.perf_counter() - began) / ROUND)
-                print(f"  {name:>10}: {seconds[name][-1]:.3f} s a step", flush=True)
+                processor[name].append((time.process_time() - busy) / ROUND)
+                print(
+                    f"  {name:>10}: {seconds[name][-1]:.3f} s a step, {processor[name][-1]:.3f} s of processors",
+                    flush=True,
+                )
         print(f"\n{machine()}, batches of {batch} x {length} tokens, {rounds} rounds of {ROUND} steps, 288 products")
         for name, monitor in monitors.items():
-            if monitor is None:
-                print(f"{name:>10}: {statistics.median(seconds[name]):.3f} s a step")
-                continue
-            ratios = [one / other - 1 for one, other in zip(seconds[name], seconds["off"], strict=True)]
-            monitor.close()
-            costs = [entry.seconds for entry in rw.open_run(folder / name).snapshots[1:]]
-            here, worker = (statistics.median(cost[key] for cost in costs) for key in ("step", "worker"))
-            print(
-                f"{name:>10}: {statistics.median(seconds[name]):.3f} s a step, {statistics.median(ratios):+.2%} "
-                f"(rounds from {min(ratios):+.2%} to {max(ratios):+.2%}), by its own count {monitor.overhead:.2%}; "
-                f"a snapshot takes {1e3 * here:.0f} ms of the step and {1e3 * worker:.0f} ms of a core beside it"
-            )
+            line = f"{name:>10}: {statistics.median(seconds[name]):.3f} s a step"
+            if monitor is not None:
+                monitor.close()
+                clock, busy = (
+                    statistics.median(one / other - 1 for one, other in zip(taken[name], taken["off"], strict=True))
+                    for taken in (seconds, processor)
+                )
+                costs = [entry.seconds for entry in rw.open_run(folder / name).snapshots[1:]]
+                here, worker = (1e3 * statistics.median(cost[key] for cost in costs) for key in ("step", "worker"))
+                line += (
+                    f", {clock:+.2%} by the clock, {busy:+.2%} in processor time, {monitor.overhead:.2%} by its own "
+                    f"count; a snapshot takes {here:.0f} ms of the step and {worker:.0f} ms of a core beside it"
+                )
+            print(line)
     finally:
         for monitor in monitors.values():
             if monitor is not None:

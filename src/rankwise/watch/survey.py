@@ -61,8 +61,8 @@ def survey(folder: Path, *, header: bytes) -> Survey:
     has_whole_log = not dropped and (folder / LOG).exists()
     rows = folder / ROWS
     size = rows.stat().st_size if rows.exists() else 0
-    files = {step: path for path, step in _spectra(folder) if step is not None}
-    strays = [*_unfinished(folder), *(path for path, step in _spectra(folder) if step is None)]
+    files, unfinished = _spectra(folder)
+    strays = [*_unfinished(folder), *unfinished]
     sound: list[Entry] = []
     for entry in entries:
         if entry.kind == "snapshot" and not len(header) <= entry.rows[1] <= size:
@@ -75,13 +75,13 @@ def survey(folder: Path, *, header: bytes) -> Survey:
         else:
             sound.append(entry)
     # Everything was on the disk before the log spoke of it; what a bad disk lost shows at the end first.
-    if sound and sound[-1].spectra and (problem := _broken(files[sound[-1].step])) is not None:
+    if sound and sound[-1].spectra and (problem := _broken(spectra_path(folder, sound[-1].step))) is not None:
         dropped.append(f"step {sound[-1].step}: its spectra cannot be read: {problem}")
-        strays.append(files[sound[-1].step])
+        files.discard(sound[-1].step)
+        strays.append(spectra_path(folder, sound[-1].step))
         sound[-1], has_whole_log = replace(sound[-1], spectra=False), False
-    known = {entry.step for entry in sound if entry.spectra}
-    unknown = [step for step in files if step not in known and files[step] not in strays]
-    strays += [files[step] for step in unknown]
+    unknown = files - {entry.step for entry in sound if entry.spectra}
+    strays += [spectra_path(folder, step) for step in unknown]
     end = max((entry.rows[1] for entry in sound), default=0) or min(size, len(header))
     if size > end or unknown:
         said = f"step {min(unknown)}" if unknown else "the snapshot in flight"
@@ -133,13 +133,17 @@ def _content(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-def _spectra(folder: Path) -> Iterator[tuple[Path, int | None]]:
-    """The files of spectra, each with its step, and those that were never finished, with None."""
+def _spectra(folder: Path) -> tuple[set[int], list[Path]]:
+    """The steps that have a file of spectra, and files that were never finished."""
+    steps, unfinished = set(), []
     with suppress(FileNotFoundError), os.scandir(folder / SPECTRA) as places:
         for place in places:
             match = _SPECTRUM.fullmatch(place.name)
-            if match is not None or place.name.startswith("."):
-                yield Path(place.path), int(match[1]) if match is not None else None
+            if match is not None:
+                steps.add(int(match[1]))
+            elif place.name.startswith("."):
+                unfinished.append(Path(place.path))
+    return steps, unfinished
 
 
 def _unfinished(folder: Path) -> Iterator[Path]:
