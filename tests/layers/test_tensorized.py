@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import rankwise as rw
 from rankwise.errors import UserError
 from rankwise.layers.decompositions import decomposed
+from rankwise.layers.kernel_matrix import kernel_to_matrix
 from rankwise.layers.rebalance import balance_
 from rankwise.layers.rebalanced import LeftAlone, Moved
 from rankwise.layers.tensorized import TensorizedLayer
@@ -47,8 +48,10 @@ def conv(form, kind: type = TensorizedConv2d, **settings: Any):
     return kind(4, 6, form=form, **settings, dtype=torch.float64)
 
 
-def made(form) -> list[TensorizedLayer]:
-    return [linear(form), conv(form, padding=1), conv(form, TensorizedSeparableConv2d, padding=1)]
+def made(form, init: Any = nn.init.normal_) -> list[TensorizedLayer]:
+    """A layer of each class; cores that are drawn will do wherever a test is not of the start."""
+    kinds = (TensorizedConv2d, TensorizedSeparableConv2d)
+    return [linear(form, init=init), *(conv(form, kind, padding=1, init=init) for kind in kinds)]
 
 
 def stream(layer: nn.Module) -> Tensor:
@@ -72,7 +75,7 @@ def test_a_linear_layer_is_its_tensor_read_in_order(form) -> None:
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("form", FORMS)
 def test_small_convolutions_in_turn_are_the_one_with_their_kernel(form, geometry: str) -> None:
-    layer = conv(form, **GEOMETRIES[geometry])
+    layer = conv(form, **GEOMETRIES[geometry], init=nn.init.normal_)
     images = stream(layer)
     layer.execution = "two-step"
     in_turn = layer(images)
@@ -91,11 +94,24 @@ def test_small_convolutions_in_turn_are_the_one_with_their_kernel(form, geometry
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("form", FORMS)
 def test_the_separable_layer_is_the_convolution_that_it_folds_to(form, geometry: str) -> None:
-    layer = conv(form, TensorizedSeparableConv2d, **GEOMETRIES[geometry])
+    layer = conv(form, TensorizedSeparableConv2d, **GEOMETRIES[geometry], init=nn.init.normal_)
     images = stream(layer)
     torch.testing.assert_close(layer.fold()(images), layer(images))
     kernel = layer.pointwise[:, :, None, None] * layer.depthwise[:, 0][None]
     torch.testing.assert_close(layer.weight, kernel)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_middle_unfolding_is_the_layer_s_product(form) -> None:
+    """Of a kernel it is the spatial matrix of a factorized convolution, its columns in another order."""
+    layer = conv(form, init=nn.init.normal_)
+    assert layer.product.shape == (18, 12)
+    spatial = kernel_to_matrix(layer.weight, "spatial").unflatten(1, (4, 3)).transpose(1, 2).flatten(1)
+    torch.testing.assert_close(layer.product.dense(), spatial)
+    values = torch.linalg.svdvals(kernel_to_matrix(layer.weight.detach(), "spatial"))
+    found = layer.product.detach().spectrum().values
+    torch.testing.assert_close(found, values[: len(found)], rtol=1e-6, atol=1e-8)
+    assert linear(form, init=nn.init.normal_).product.shape == (6, 30)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -118,7 +134,7 @@ def test_gradients_reach_every_core_as_through_the_dense_weight(form) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_core_shares_the_scale(form) -> None:
-    for layer in made(form):
+    for layer in made(form, "spectral"):
         for junction in layer.tensor.junctions():
             assert balance(junction).relative_imbalance.max().item() < 1e-8
 

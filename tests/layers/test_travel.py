@@ -54,7 +54,11 @@ def test_in_mixed_precision_outputs_are_narrow_and_gradients_are_not(name: str) 
         assert bool(parameter.grad.isfinite().all())
 
 
-@pytest.mark.parametrize("name", ZOO)
+# One of every way to compute at once, the others in the slow lane.
+SOONER = ("linear", "conv, spatial", "embedding", "attention")
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=() if each in SOONER else pytest.mark.slow) for each in ZOO])
 def test_exported_for_every_batch(name: str) -> None:
     layer, given = made(name)
     layer.eval()

@@ -13,6 +13,7 @@ from rankwise.errors import UserError
 from rankwise.layers.decompositions import decomposed
 from rankwise.layers.initialization import Draw, Init, Spectral, checked_init
 from rankwise.layers.tensor_ranks import KINDS, LISTS, Form, checked_form, checked_ranks, core_shapes
+from rankwise.product.product import Product
 from rankwise.product.tensor_forms import TensorForm
 
 
@@ -62,6 +63,15 @@ class TensorizedLayer(nn.Module):
     def tensor(self) -> TensorForm:
         """The live cores as the tensor that they stand for."""
         return KINDS[self.form](tuple(self.cores))
+
+    @property
+    def product(self) -> Product:
+        """The tensor, cut in the middle of its modes, as a product of two factors: what has a spectrum.
+
+        Of a kernel it is the spatial matrix, its columns in another order. It is a product of contracted cores, not of
+        parameters, and so no site.
+        """
+        return self.tensor.unfolded(len(self.modes) // 2)
 
     @property
     def weight(self) -> Tensor:
