@@ -4,8 +4,8 @@
 
 The toy has width 50, 10 tokens, 1,000 samples: 100 products. Euler is gradient descent on the raw weights in float64
 with the same gradients; both are held against a flow of tight tolerance, and Euler is given so many steps that it takes
-several times as long: where it is still less accurate, the ratio of times is a lower bound at equal accuracy. Ratios are
-of processor time, which a busy machine does not change; with --threads 1 none of it is spent on waiting.
+several times as long: where it is still less accurate, the ratio of times is a lower bound at equal accuracy. The ratio
+is of processor time, which a busy machine does not change; with --threads 1 none of it is spent on waiting.
 """
 
 from __future__ import annotations

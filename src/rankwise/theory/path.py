@@ -143,7 +143,7 @@ class Path:
                 f"{stage.margin:.3g}",
                 f"{stage.curvature:.3g}",
                 # What rounding leaves of a loss differs from machine to machine.
-                f"{0.0 if stage.loss < ROUNDING * self.start.loss else stage.loss:.5g}",
+                f"{0.0 if stage.loss < ROUNDING * self.start.loss else stage.loss:.4g}",
             )
         table.caption = Text(("" if self.complete else "INCOMPLETE: ") + self.reason)
         return table
