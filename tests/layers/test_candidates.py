@@ -93,6 +93,23 @@ def test_lazy_layers_and_subclasses_say_why():
     ]
 
 
+def test_adapters_and_what_they_stand_on_are_left_alone():
+    """PEFT merges into `base_layer.weight` in place, which a weight that is computed would not feel."""
+    peft = pytest.importorskip("peft")
+    model = nn.ModuleDict({"words": nn.Embedding(9, 8), "up": nn.Linear(8, 8), "down": nn.Linear(8, 8)})
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["up", "words"]))
+    able, unable = candidates(adapted)
+    assert [candidate.names for candidate in able] == [("base_model.model.down",)]
+    reasons = {each.parameter.removeprefix("base_model.model."): each.reason for each in unable}
+    factor, base = "it is a factor of an adapter already", "an adapter stands on it"
+    assert reasons.pop("words.base_layer.weight").startswith(base)
+    assert reasons.pop("up.base_layer.weight").startswith(base)
+    assert set(reasons.values()) == {factor}
+    assert len(reasons) == 4
+    merged = rw.factorize(adapted.merge_and_unload(), rank=2)
+    assert isinstance(merged["up"], rw.FactorizedLinear)
+
+
 def test_the_model_itself_may_be_the_layer():
     (only,), unable = candidates(nn.Linear(4, 3))
     assert (only.names, only.kind, only.weight_shape, unable) == (("",), "linear", (3, 4), [])

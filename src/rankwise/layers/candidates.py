@@ -64,7 +64,7 @@ def candidates(model: nn.Module) -> tuple[list[Candidate], list[StaysDense]]:
     unable: list[tuple[int, StaysDense]] = []
     for path, module, name, parameter in _matrices(model):
         holders.setdefault(id(parameter), []).append(f"{path}.{name}".lstrip("."))
-        if (reason := _obstacle(module, name)) is None:
+        if (reason := _adapted(path) or _obstacle(module, name)) is None:
             able.setdefault(id(parameter), []).append((path, module))
         else:
             shape = () if isinstance(parameter, UninitializedParameter) else tuple(parameter.shape)
@@ -104,6 +104,16 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
         for name, parameter in named:
             if isinstance(parameter, UninitializedParameter) or is_matrix(tuple(parameter.shape)):
                 yield path, module, name, parameter
+
+
+def _adapted(path: str) -> str | None:
+    """Why a layer that belongs to a LoRA of PEFT cannot become a product, or None."""
+    components = path.split(".")
+    if any(component.startswith("lora_") for component in components):
+        return "it is a factor of an adapter already"
+    if components[-1] == "base_layer":
+        return "an adapter stands on it, and would be merged into its weight: merge it first"
+    return None
 
 
 def _is_ours(module: nn.Module) -> bool:
