@@ -199,21 +199,24 @@ def table(name: str, courses: dict[tuple[Start, Charge], Course]) -> Table:
         f"exp(-2 lambda t) = {recipe.shrinkage[-1]:.3f}",
         box=box.MARKDOWN,
     )
-    for column in ("start", "decay of", "bound", "nuclear norm", "gap / bound", "imbalance", "norm", "loss"):
+    early = f"norm^2 left after {recipe.measured}"
+    for column in ("start", "decay of", "bound", "gap / bound", "imbalance", "of each, kept", "norm", early, "loss"):
         found.add_column(column, justify="left" if column in ("start", "decay of") else "right")
     for (start, charge), course in courses.items():
-        means = (each.mean(-1) for each in (course.half_sum, course.nuclear, course.imbalance, course.frobenius))
-        half_sum, nuclear, imbalance, frobenius = (f"{each[0]:.2f} to {each[-1]:.2f}" for each in means)
+        means = (each.mean(-1) for each in (course.half_sum, course.imbalance, course.frobenius))
+        half_sum, imbalance, frobenius = (f"{each[0]:.2f} to {each[-1]:.2f}" for each in means)
         slack = f"{course.slack[0]:.1%} to {course.slack[-1]:.1%}"
+        ratio = course.imbalance[-1] / course.imbalance[0]
+        kept = f"{ratio.min():.3f} to {ratio.max():.3f}" if start == "regular" else ""
         loss = f"{course.loss[:25].mean():.2f} to {course.loss[-25:].mean():.2f}"
-        found.add_row(start, charge, half_sum, nuclear, slack, imbalance, frobenius, loss)
+        found.add_row(start, charge, half_sum, slack, imbalance, kept, frobenius, f"{course.kept[1].mean():.1%}", loss)
     return found
 
 
 def main(folder: str) -> None:
     images = cifar(Path(folder), IMAGES)
     for name in RECIPES:
-        Console(width=120).print(table(name, arms(name, images)))
+        Console(width=150).print(table(name, arms(name, images)))
 
 
 if __name__ == "__main__":

@@ -141,6 +141,28 @@ def test_a_rebalanced_net_stays_balanced_under_frobenius_decay_and_a_regular_sta
         assert two.relative < 1e-4 < 0.05 < one.relative
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_rebalancing_in_the_middle_of_training_moves_momentum_along_if_it_is_told_of_the_optimizer(told: bool) -> None:
+    """Momentum of the old gauge pulls a balanced net out of balance at first order in the rate, its own at second."""
+    inputs = gaussian(64, 9, seed=5)
+    labels = inputs[:, :5].square().argmax(1)
+    found = []
+    for rate in (2e-3, 1e-3):
+        net = classifier(3)
+        optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9, weight_decay=0.1)
+        rw.FrobeniusDecay(net).attach(optimizer)
+
+        def loss(net: nn.Module = net) -> Tensor:
+            return F.cross_entropy(net(inputs), labels)
+
+        run(optimizer, loss, 20)
+        rw.balance_(net, optimizer=optimizer if told else None)
+        run(optimizer, loss, 20)
+        found.append(max(rw.balance(layer.product.detach()).relative_imbalance.item() for layer in factorized(net)))
+    assert found[0] / found[1] == pytest.approx(4 if told else 2, rel=0.25)
+    assert (found[1] < 0.01) == told
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_chains_are_damped_at_every_junction(depth: int) -> None:
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ Arms = dict[tuple[Start, Charge], Course]
 @pytest.mark.parametrize("name", RECIPES)
 def test_products_follow_the_theory(name: str, shared_data: Path) -> None:
     courses = arms(name, cifar(shared_data, IMAGES))
-    Console(width=120).print(table(name, courses))
+    Console(width=150).print(table(name, courses))
     predicted = RECIPES[name].shrinkage
     assert predicted[-1] < 0.06
     every_arm_learns(courses)
