@@ -434,6 +434,29 @@ def test_scaled_gradients_of_a_fused_optimizer() -> None:
         same(*ended, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["SGD", "SGD, fused"])
+def test_clipping_sees_the_decay_of_unscaled_gradients(name: str) -> None:
+    """`unscale_`, `add_gradients`, clip, step: nothing is scaled, added or divided a second time."""
+    ended = []
+    for scaled in (False, True):
+        model = models.llama().float()
+        optimizer = COUPLED[name](matrices(model))
+        decay = FrobeniusDecay(models.products(model, ("qk", "ov"))).attach(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        models.fill_gradients(model)
+        if scaled:
+            scaler.scale(torch.zeros(()))
+            for parameter in model.parameters():
+                parameter.grad *= 1024.0
+        scaler.unscale_(optimizer)
+        decay.add_gradients()
+        nn.utils.clip_grad_norm_(matrices(model), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        ended.append({each: value.detach().clone() for each, value in model.named_parameters()})
+    same(*ended, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["SGD", "SGD, fused", "AdamW", "AdamW, fused"])
 def test_skipped_steps_decay_nothing(name: str) -> None:
     model = models.llama().float()
@@ -451,7 +474,8 @@ def test_skipped_steps_decay_nothing(name: str) -> None:
     assert decay.left_out == 0
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_steps_decay_in_every_step(backend: str) -> None:
     model = models.llama()
     optimizer = DECOUPLED["AdamW"](matrices(model))

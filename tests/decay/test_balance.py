@@ -76,10 +76,10 @@ def test_a_run_balances_and_keeps_what_it_computes() -> None:
     sites = models.products(model, "linear")
     (site,) = sites
     start = site.product(model).dense().detach().clone()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, weight_decay=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=3e-3, weight_decay=0.0)
     decay = BalanceDecay(sites, coefficient=1.0).attach(optimizer)
     before = decay.penalty().item()
-    for _ in range(1500):
+    for _ in range(500):
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()

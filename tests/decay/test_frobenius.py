@@ -57,6 +57,26 @@ def test_decoupled_steps_move_all_factors_from_where_they_were(case: str) -> Non
         torch.testing.assert_close(parameter.detach(), start[name] - 0.002 * expected[name], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("make", [models.gpt2, models.llama, models.adapter, models.Tensorized])
+def test_gradients_are_the_slopes_of_the_penalty(make) -> None:
+    """Central differences of the number that is logged, along a random direction."""
+    model = make()
+    decay = FrobeniusDecay(nn.Sequential(model), coefficient=1.0)
+    generator = torch.Generator().manual_seed(9)
+    directions = {each: torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in decay.parameters}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    decay.add_gradients()
+    slope = sum(float((each.grad * direction).sum()) for each, direction in directions.items())
+    values = []
+    with torch.no_grad():
+        for step in (1e-5, -2e-5):
+            for parameter, direction in directions.items():
+                parameter += step * direction
+            values.append(decay.penalty().item())
+    assert (values[0] - values[1]) / 2e-5 == pytest.approx(slope, rel=1e-6)
+
+
 def test_tensorized_modules_decay_by_their_own_closed_form() -> None:
     module = models.Tensorized()
     models.fill_gradients(module)

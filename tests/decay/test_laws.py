@@ -18,7 +18,7 @@ EXAMPLE = torch.linspace(3.0, 0.1, 20, dtype=torch.float64)
 SMALL = torch.tensor([3.0, 2.4, 1.8, 1.4, 0.6, 0.3], dtype=torch.float64)
 
 
-def denoised(decay: str, goal: Tensor, *, depth: int = 2, steps: int = 1500, rate: float = 0.05) -> Tensor:
+def denoised(decay: str, goal: Tensor, *, depth: int = 2, steps: int = 600, rate: float = 0.1) -> Tensor:
     """The singular values at which `|W - Y|^2 / 2` and a decay of 1 on the factors of `W` settle."""
     generator = torch.Generator().manual_seed(0)
     shape = (len(goal), len(goal))
@@ -43,7 +43,7 @@ SETTLED = {
 }
 
 
-@pytest.mark.parametrize("decay", SETTLED)
+@pytest.mark.parametrize("decay", ["frobenius", "factors", pytest.param("nuclear", marks=pytest.mark.slow)])
 def test_singular_values_settle_where_the_theory_says(decay: str) -> None:
     """In proportion under Frobenius decay; soft-thresholded under decay on two factors, and under nuclear decay."""
     torch.testing.assert_close(denoised(decay, SMALL), SETTLED[decay](SMALL), rtol=0, atol=1e-3)
@@ -52,7 +52,7 @@ def test_singular_values_settle_where_the_theory_says(decay: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("decay", "depth"), [("frobenius", 2), ("factors", 2), ("frobenius", 3)])
 def test_the_papers_example(decay: str, depth: int) -> None:
-    found = denoised(decay, EXAMPLE, depth=depth, steps=6000 if depth == 3 else 2500)
+    found = denoised(decay, EXAMPLE, depth=depth, steps=6000 if depth == 3 else 2500, rate=0.05)
     torch.testing.assert_close(found, SETTLED[decay](EXAMPLE), rtol=0, atol=1e-3)
 
 
@@ -63,7 +63,7 @@ def test_decay_on_three_factors_is_a_schatten_penalty_and_nuclear_decay_is_not()
     The penalty is not convex: between 1.755, where a minimum other than zero begins, and about 2, where it is the lower
     one, the start decides. Nuclear decay of a chain keeps the threshold of two factors.
     """
-    found = denoised("factors", EXAMPLE, depth=3, steps=2500)
+    found = denoised("factors", EXAMPLE, depth=3, steps=2500, rate=0.05)
     live = found[found > 1e-3]
     assert 7 <= len(live) <= 9
     assert live[0].item() == pytest.approx(2.235, abs=1e-3)
@@ -74,8 +74,8 @@ def test_decay_on_three_factors_is_a_schatten_penalty_and_nuclear_decay_is_not()
 def test_unequal_decay_of_the_factors_thresholds_at_the_geometric_mean() -> None:
     factors = [nn.Parameter(torch.eye(len(SMALL), dtype=torch.float64)) for _ in range(2)]
     groups = [{"params": [each], "weight_decay": value} for each, value in zip(factors, (0.4, 1.6), strict=True)]
-    optimizer = torch.optim.SGD(groups, lr=0.05)
-    for _ in range(1500):
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    for _ in range(600):
         optimizer.zero_grad()
         ((factors[0] @ factors[1] - torch.diag(SMALL)).square().sum() / 2).backward()
         optimizer.step()
@@ -108,7 +108,7 @@ def test_frobenius_decay_conserves_the_imbalance_and_decay_on_factors_damps_it()
         FrobeniusDecay(models.products(model, "linear"), coefficient=coefficient).attach(optimizer)
 
     errors: dict[str, list[float]] = {"conserved": [], "damped": []}
-    for rate in (1e-3, 5e-4):
+    for rate in (2e-3, 1e-3):
         steps = round(time / rate)
         start, ended = imbalances(frobenius, weight_decay=0.0, rate=rate, steps=steps)
         errors["conserved"].append(float((ended - start).norm() / start.norm()))

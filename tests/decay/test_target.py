@@ -78,9 +78,9 @@ def test_alone_it_finds_the_best_approximation_that_the_rank_allows() -> None:
     sites = models.products(model, "linear")
     (site,) = sites
     toward = targets(model, sites)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     decay = TargetDecay(sites, toward, coefficient=1.0).attach(optimizer)
-    for _ in range(2000):
+    for _ in range(800):
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()

@@ -82,9 +82,9 @@ def test_a_training_with_thresholds_settles_where_descent_and_threshold_meet() -
     goal = torch.tensor([3.0, 2.0, 0.7, 0.4], dtype=torch.float64)
     model = models.Tree({f"up.factors.{place}": torch.eye(4, dtype=torch.float64) for place in range(2)})
     one, two = model.parameters()
-    optimizer = torch.optim.SGD(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=4e-3)
     SingularValueThresholding(models.products(model, "linear"), coefficient=1.0).attach(optimizer, every=5)
-    for _ in range(1000):
+    for _ in range(500):
         optimizer.zero_grad()
         ((one @ two - torch.diag(goal)).square().sum() / 2).backward()
         optimizer.step()
