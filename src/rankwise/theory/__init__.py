@@ -98,6 +98,10 @@ from rankwise.theory.normalized import normalized_step as normalized_step
 from rankwise.theory.normalized_training import Start as Start
 from rankwise.theory.normalized_training import StartAndDecay as StartAndDecay
 from rankwise.theory.normalized_training import start_and_decay as start_and_decay
+from rankwise.theory.overlaid import OverlaidProduct as OverlaidProduct
+from rankwise.theory.overlaid import Overlay as Overlay
+from rankwise.theory.overlaid import RecordedRun as RecordedRun
+from rankwise.theory.overlaid import overlay as overlay
 from rankwise.theory.path import Ending as Ending
 from rankwise.theory.path import Path as Path
 from rankwise.theory.path import Plateau as Plateau
