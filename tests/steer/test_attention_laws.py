@@ -120,10 +120,12 @@ def test_rotary_pairs_obey_the_law_and_the_whole_imbalance_does_not(charge: str)
     qk, ov = rw.find(model).select(kind=("qk", "ov"))
     pairs = qk.attention.rotary.index()
 
-    def measured() -> tuple[Tensor, Tensor, Tensor]:
+    def measured() -> list[Tensor]:
         queries, values = qk.product(model).detach(), ov.product(model).detach()
-        of_pairs = rw.pair_balance(queries, pairs, group=1).imbalance
-        return of_pairs, imbalance(queries, group=1), imbalance(values, group=1)
+        of_pairs, of_others = (
+            rw.pair_balance(queries, each, group=1).imbalance for each in (pairs, rw.RotaryPairs("interleaved"))
+        )
+        return [of_pairs, imbalance(values, group=1), imbalance(queries, group=1), of_others]
 
     before = measured()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.03)
@@ -131,13 +133,14 @@ def test_rotary_pairs_obey_the_law_and_the_whole_imbalance_does_not(charge: str)
         rw.FrobeniusDecay(rw.find(model).select(kind=("qk", "ov"))).attach(optimizer)
     run(optimizer, language(model), 300)
     share = math.exp(-2 * 0.03 * 0.05 * 300) if charge == "factors" else 1.0
-    of_pairs, of_queries, of_values = (
+    of_pairs, of_values, of_queries, of_others = (
         distance(after, share * start) for after, start in zip(measured(), before, strict=True)
     )
     assert of_pairs < 0.01
     # Values are not rotated: the whole law, as far as the steps are small.
     assert of_values < 0.06
     assert of_queries > 0.15
+    assert of_others > 10 * of_pairs
 
 
 def test_balanced_and_drawn_starts_are_the_same_function() -> None:

@@ -148,6 +148,19 @@ def test_wide_spectral_layers_learn_in_all_directions_and_zero_columns_in_none(c
     assert torch.linalg.matrix_rank(torch.cat([moved[0.0][0], moved[0.0][1].mT])) == 6
 
 
+def test_zero_columns_are_dead_in_deep_layers_too() -> None:
+    """Every factor's gradient has the others' zero block as a factor, the inner one's as well."""
+    for fill in (0.1, 0.0):
+        torch.manual_seed(0)
+        made = {"rank": 12, "depth": 1, "overcomplete": True, "bias": False, "dtype": torch.float64}
+        layer = rw.FactorizedLinear(8, 6, **made, init=rw.Spectral(fill=fill))
+        distance(layer, gaussian(6, 8, seed=4))().backward()
+        left, inner, right = (factor.grad for factor in layer.factors)
+        reached = [left.norm(dim=0), inner.norm(dim=0), inner.norm(dim=1), right.norm(dim=1)]
+        assert all(bool((each[:6] > 1e-3).all()) for each in reached)
+        assert all(bool((each[6:] > 1e-3).all() if fill else (each[6:] == 0).all()) for each in reached)
+
+
 def test_wide_layers_start_as_the_dense_layer_and_end_with_its_decay() -> None:
     """Overcomplete layers under Frobenius decay reach the dense layer's own optimum, folded to one matrix."""
     dense = nn.Linear(8, 6, bias=False, dtype=torch.float64)
