@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rankwise.layers.rebalance import balance_ as balance_
     from rankwise.layers.rebalanced import Rebalanced as Rebalanced
     from rankwise.layers.surgery import collapse as collapse
+    from rankwise.layers.tensorize import tensorize as tensorize
     from rankwise.layers.tensorized_conv2d import TensorizedConv2d as TensorizedConv2d
     from rankwise.layers.tensorized_linear import TensorizedLinear as TensorizedLinear
     from rankwise.layers.tensorized_separable import TensorizedSeparableConv2d as TensorizedSeparableConv2d
@@ -130,6 +131,7 @@ _MODULES = {
     "rankwise.layers.planning": ("factorization_plan",),
     "rankwise.layers.rebalance": ("balance_",),
     "rankwise.layers.rebalanced": ("Rebalanced",),
+    "rankwise.layers.tensorize": ("tensorize",),
     "rankwise.layers.tensorized_conv2d": ("TensorizedConv2d",),
     "rankwise.layers.tensorized_linear": ("TensorizedLinear",),
     "rankwise.layers.tensorized_separable": ("TensorizedSeparableConv2d",),

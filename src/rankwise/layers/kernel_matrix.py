@@ -16,10 +16,7 @@ Form = Literal["spatial", "channel"]
 
 def check_form(form: str) -> None:
     if form not in get_args(Form):
-        raise UserError(
-            f"form must be 'spatial' or 'channel', got {form!r}: tensor forms are layers of their own, such as "
-            "rankwise.TensorizedConv2d"
-        )
+        raise UserError(f"form must be 'spatial' or 'channel', got {form!r}: for tensor forms see rankwise.tensorize")
 
 
 def kernel_to_matrix(kernel: Float[Tensor, "o i kh kw"], form: Form) -> Float[Tensor, "m n"]:

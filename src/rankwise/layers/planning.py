@@ -147,11 +147,7 @@ class _Search:
         return self.total + factors - sum(candidate.parameters for candidate in self.chosen)
 
     def scale(self, budget: float, *, overcomplete: bool) -> float:
-        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
-            raise UserError(
-                f"budget must be a share of the parameters (0.1) or a count of them (100_000), got {budget!r}"
-            )
-        share = budget / self.total if isinstance(budget, int) else budget
+        share = share_of(budget, self.total)
         if not overcomplete and self.count(1.0) < share * self.total:
             warnings.warn(
                 f"budget={budget} has no effect beyond {self.count(1.0):,} parameters, where every rank is the largest",
@@ -160,6 +156,13 @@ class _Search:
         return scale_within(
             self.count, budget=share, dense=self.total, nearest=self.rule.nearest, beyond_one=overcomplete
         )
+
+
+def share_of(budget: float, total: int) -> float:
+    """A budget as a share of all parameters, which may be given as a count of them."""
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < math.inf:
+        raise UserError(f"budget must be a share of the parameters (0.1) or a count of them (100_000), got {budget!r}")
+    return budget / total if isinstance(budget, int) else budget
 
 
 def _shape(candidate: Candidate, form: Form) -> Shape:
