@@ -9,12 +9,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from rankwise.errors import UserError
+from rankwise.errors import RankwiseError, UserError
 from rankwise.product.product import REAL_TYPES
 from rankwise.sites.source import tensor_of
 
 # One set of copies is filled while another is computed with.
 SETS = 2
+# A worker that takes longer than this with what it has is stuck, on a disk that does not answer for instance: training
+# goes on without it.
+PATIENCE_SECONDS = 60.0
+
+
+class StuckError(RankwiseError):
+    """The snapshots before are still being computed or written."""
 
 
 @dataclass
@@ -24,11 +31,12 @@ class Copies:
     Arguments:
         tensors: the copies.
         missing: why there is none of a parameter.
+        ready: for each GPU, the moment from which on its copies are there.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    ready: torch.cuda.Event | None = None
+    ready: dict[torch.device, torch.cuda.Event] = field(default_factory=dict)
 
 
 class Capture:
@@ -42,6 +50,7 @@ class Capture:
         self.names = tuple(dict.fromkeys(names))
         self._free: list[Copies] = []
         self._made = 0
+        self._is_stuck = False
         self._returned = threading.Condition()
 
     @torch.no_grad()
@@ -83,7 +92,10 @@ class Capture:
             if not self._free and self._made < SETS:
                 self._made += 1
                 return Copies()
-            self._returned.wait_for(lambda: bool(self._free))
+            patience = 0.0 if self._is_stuck else PATIENCE_SECONDS
+            self._is_stuck = not self._returned.wait_for(lambda: bool(self._free), patience)
+            if self._is_stuck:
+                raise StuckError("the snapshots before it are still being computed or written")
             return self._free.pop()
 
 
@@ -123,11 +135,10 @@ def _alike(copy: Tensor, tensor: Tensor) -> bool:
     )
 
 
-def _mark(tensors: Mapping[str, Tensor]) -> torch.cuda.Event | None:
-    """On a GPU, the moment from which on the copies are there."""
-    device = next((tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"), None)
-    if device is None:
-        return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event
+def _mark(tensors: Mapping[str, Tensor]) -> dict[torch.device, torch.cuda.Event]:
+    """On GPUs, the moments from which on the copies are there."""
+    events = {}
+    for device in {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}:
+        events[device] = torch.cuda.Event()
+        events[device].record(torch.cuda.current_stream(device))
+    return events

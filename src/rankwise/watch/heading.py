@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankwise.errors import UserError
 from rankwise.product.catalogue import MEASURES
 from rankwise.sites.record import describe
 from rankwise.sites.site import Site
-from rankwise.sites.source import Source
 from rankwise.watch.rows import columns
 from rankwise.watch.start import plain_name
 
@@ -69,15 +67,14 @@ def configuration(model: nn.Module) -> Any:
     return vars(config) if hasattr(config, "__dict__") else config
 
 
-def site_records(sites: Iterable[Site], source: Source) -> list[dict[str, Any]]:
-    """What is known of each site; one that cannot be read now is left out of no run, and raises."""
+def site_records(sites: Iterable[Site], shapes: Mapping[str, tuple[int, ...]]) -> list[dict[str, Any]]:
+    """What is known of each site, from the shapes of the parameters alone: no value is read."""
+    source = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     records = []
     for site in sites:
-        product = site.product(source)
-        if product.count != site.heads:
-            raise UserError(f"{site.name} names {site.heads} heads and has {product.count} products")
         parameters = [plain_name(name) for name in site.parameters]
-        records.append(plain(describe(site, product.widths) | {"heads": site.heads, "parameters": parameters}))
+        about = describe(site, site.product(source).widths)
+        records.append(plain(about | {"heads": site.heads, "parameters": parameters}))
     return records
 
 

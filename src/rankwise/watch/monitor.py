@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -21,9 +22,10 @@ from rankwise.product.catalogue import find_measure
 from rankwise.sites.find import find
 from rankwise.sites.site import Site
 from rankwise.sites.sites import Sites
+from rankwise.sites.source import shapes_of
 from rankwise.text import printable
 from rankwise.watch.alarms import Alarm, Alarms, RunStopped, Watch, in_short
-from rankwise.watch.capture import Capture, Copies, live
+from rankwise.watch.capture import PATIENCE_SECONDS, Capture, Copies, live
 from rankwise.watch.compute import Plan
 from rankwise.watch.decay import DecayCount
 from rankwise.watch.heading import heading, site_records
@@ -154,8 +156,7 @@ class Monitor:
             start=None if start is None else start.checkpoint,
             names={} if start is None else start.names,
         )
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._recorder = Recorder(store, plan, watch, self._meter, stream)
+        self._recorder = Recorder(store, plan, watch, self._meter)
         self._worker = Worker()
         # At the end of the process too, and when nobody holds the monitor any more.
         self._finish = weakref.finalize(self, _finish, self._worker, self._recorder, self._count)
@@ -189,8 +190,11 @@ class Monitor:
 
         Waits until every snapshot is on the disk, so that none is missing in a run that goes on from the checkpoint.
         """
-        self.flush()
-        return self._state() if self._process is not None else {}
+        if self._process is None:
+            return {}
+        if self._is_open and not self._worker.wait(PATIENCE_SECONDS):
+            self._recorder.say("a checkpoint is made while snapshots before it are still being written")
+        return self._state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, before the first step; without it, from what the run itself knows."""
@@ -229,9 +233,10 @@ class Monitor:
         return self._process is not None and self._process == os.getpid() and self._finish.alive
 
     def _step(self, step: int, loss: float | Tensor | None) -> None:
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        if isinstance(step, bool) or not hasattr(step, "__index__") or step < 0:
             self._recorder.say(f"a step is a whole number from 0 on, got {step!r}: it is not recorded")
             return
+        step = index(step)
         if not self._has_begun:
             self._has_begun = True
             self._begin(step)
@@ -285,7 +290,7 @@ class Monitor:
 
     def _opened(self, head: Mapping[str, Any], *, resume: bool) -> RunStore:
         try:
-            sites = site_records(self.sites, self.model)
+            sites = site_records(self.sites, shapes_of(self.model))
             if not (resume and (self.folder / RUN).exists()):
                 return create(self.folder, head, sites, start=self._here)
             store = reopen(self.folder, head, sites)
@@ -349,8 +354,7 @@ class Monitor:
             self._recorder.say(f"on_alarm failed: {type(error).__name__}: {error}")
 
     def _measured(self, name: str) -> float | None:
-        self._worker.wait()
-        return self._recorder.means.get(name)
+        return self._recorder.means.get(name) if self._worker.wait(PATIENCE_SECONDS) else None
 
     def _lose(self, step: int, reason: str) -> None:
         """Leave a gap, behind the snapshots that are still being computed."""

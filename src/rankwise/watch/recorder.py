@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,19 +71,18 @@ class Recorder:
         plan: what is computed.
         watch: who looks for alarms, or None.
         meter: who counts the costs.
-        stream: on a GPU, where to compute beside the training.
     """
 
     store: RunStore
     plan: Plan
     watch: Watch | None
     meter: Meter
-    stream: torch.cuda.Stream | None = None
     outcomes: deque[Outcome] = field(default_factory=deque)
     means: dict[str, float | None] = field(default_factory=dict)
     _start: dict[Place, Row] = field(default_factory=dict)
     _gaps: deque[Entry] = field(default_factory=deque)
     _said: set[str] = field(default_factory=set)
+    _streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)
 
     def go_on(self, first: Iterable[Row], last: Iterable[Row], state: Mapping[str, Any]) -> None:
         """Know what the process before knew: rows of the run's first and last snapshot, and the state at the last."""
@@ -183,11 +182,14 @@ class Recorder:
                 self.store.append(gap)
             self._gaps.popleft()
 
-    def _beside(self, copies: Copies) -> Any:
-        if self.stream is None or copies.ready is None:
-            return nullcontext()
-        self.stream.wait_event(copies.ready)
-        return torch.cuda.stream(self.stream)
+    def _beside(self, copies: Copies) -> ExitStack:
+        """On every GPU, a stream beside the training's, once the copies are there."""
+        beside = ExitStack()
+        for device, ready in copies.ready.items():
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))
+            stream.wait_event(ready)
+            beside.enter_context(torch.cuda.stream(stream))
+        return beside
 
 
 def summary(rows: Sequence[Row], loss: float | None) -> dict[str, float]:

@@ -11,7 +11,6 @@ from contextlib import suppress
 
 import torch
 
-
 # How far the worker's priority lies below the training's, in the system's own steps.
 POLITENESS = 10
 
@@ -47,11 +46,6 @@ class Worker:
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
 
-    @property
-    def waiting(self) -> int:
-        """How many tasks are not done."""
-        return self._open
-
     def do(self, task: Callable[[], None]) -> None:
         """Run a task after those that were given before."""
         if self._thread is None:
@@ -61,12 +55,12 @@ class Worker:
             self._open += 1
         self._tasks.put(task)
 
-    def wait(self, at_most: int = 0) -> None:
-        """Wait until no more than some tasks are left."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until nothing is left to do, at most some seconds; returns whether that is so."""
         if self._process != os.getpid():
-            return
+            return True
         with self._idle:
-            self._idle.wait_for(lambda: self._open <= at_most)
+            return self._idle.wait_for(lambda: self._open == 0, seconds)
 
     def close(self) -> None:
         """Finish what there is to do, and end the thread."""
