@@ -219,6 +219,22 @@ def test_separable_cross_entropy_has_no_end_and_the_advice_given_helps() -> None
         assert settled.coordinates[0] == 0
 
 
+@pytest.mark.slow
+def test_a_stage_that_does_not_come_to_rest_keeps_those_before() -> None:
+    """Prey grows to its limit; then a predator enters, and they go round and round: no loss has such a gradient."""
+    turns = torch.stack([vector(1e-2, 1.0), vector(-1.0, 0.0)])
+    problem = theory.Problem(
+        size=2,
+        gradient=lambda q: turns @ q - vector(1.0, -0.3),
+        hessian=lambda _, rows, columns: turns[rows][:, columns],
+    )
+    path = theory.greedy(problem)
+    assert path.ending is Ending.UNSETTLED
+    assert not path.complete
+    torch.testing.assert_close(path.products, torch.tensor([[0.0, 0.0], [100.0, 0.0]]).double())
+    assert "stage 2 (coordinate 1 at time 1.01304): 20000 steps did not suffice" in path.reason
+
+
 def test_a_gradient_that_breaks_later_keeps_the_stages_before() -> None:
     problem = everyone_stays().problem
 

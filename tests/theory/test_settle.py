@@ -83,6 +83,17 @@ def test_a_degenerate_minimum_is_found_and_shows_no_curvature() -> None:
     assert support_curvature(flat, settled.products) < 1e-3
 
 
+def test_a_flow_that_circles_is_given_up() -> None:
+    """Predator and prey: no loss has such a gradient, and no such flow an end."""
+
+    def gradient(q: torch.Tensor) -> torch.Tensor:
+        return torch.stack([q[1] - 1, 1 - q[0]])
+
+    settled = settle(theory.Problem(size=2, gradient=gradient), vector(0.3, 0.3), largest_force=1.0, most_steps=600)
+    assert settled.failure is Failure.UNSETTLED
+    assert settled.reason == "600 steps did not suffice"
+
+
 def test_a_nan_ends_the_stage_with_its_reason() -> None:
     def gradient(q: torch.Tensor) -> torch.Tensor:
         return torch.where(q > 0.5, torch.nan, q - 1)
