@@ -17,6 +17,7 @@ from rankwise.product.groups import concatenated
 from rankwise.product.guarded import NOT_FINITE, finite
 from rankwise.product.null import NullValue, null_model
 from rankwise.product.product import Product
+from rankwise.product.shapes import broadcast
 from rankwise.product.spectrum import Spectrum
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def junction(
 ) -> Balance:
     """The balance of two neighbouring factors, whose product's spectrum may be known."""
     widths = (left.shape[-2], left.shape[-1], right.shape[-1])
-    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    batch = broadcast(left.shape[:-2], right.shape[:-2])
     grams = [column_gram(factor, torch.float64).expand(*batch, *[widths[1]] * 2) for factor in (left, right.mT)]
     spectrum = Product(left, right).spectrum(method="gram64") if spectrum is None else spectrum
     half_sum = (_trace(grams[0]) + _trace(grams[1])) / 2

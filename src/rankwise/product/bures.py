@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankwise.product.guarded import guarded, thin_svd
 from rankwise.product.parallel import on_all_cores
+from rankwise.product.shapes import broadcast
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,7 +51,7 @@ def bures(left: Float[Tensor, "*batch m r"], right: Float[Tensor, "*batch r n"])
     >>> found.gap.item(), found.nuclear.item(), found.imbalance.item()
     (4.5, 4.0, 15.0)
     """
-    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    batch = broadcast(left.shape[:-2], right.shape[:-2])
     triangles = _triangle(left.double()), _triangle(right.double().mT)
     rows = max(triangle.shape[-2] for triangle in triangles)
     one, two = (_with_rows(triangle, rows).expand(*batch, rows, left.shape[-1]) for triangle in triangles)

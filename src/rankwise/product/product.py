@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rankwise.errors import UserError
 from rankwise.product.arithmetic import without_autocast
+from rankwise.product.shapes import broadcast
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -84,7 +85,7 @@ class Product:
     @property
     def batch_shape(self) -> torch.Size:
         """The broadcast batch dimensions of all factors."""
-        return torch.broadcast_shapes(*(factor.shape[:-2] for factor in self.factors))
+        return broadcast(*(factor.shape[:-2] for factor in self.factors))
 
     @property
     def shape(self) -> torch.Size:
@@ -270,8 +271,8 @@ def _check(factors: tuple[Tensor, ...]) -> None:
                 f"and {tuple(two.shape)} has {two.shape[-2]} rows"
             )
     try:
-        torch.broadcast_shapes(*(factor.shape[:-2] for factor in factors))
-    except RuntimeError:
+        broadcast(*(factor.shape[:-2] for factor in factors))
+    except ValueError:
         shapes = ", ".join(str(tuple(factor.shape)) for factor in factors)
         raise UserError(f"the batch dimensions do not broadcast: {shapes}") from None
 

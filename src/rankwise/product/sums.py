@@ -10,6 +10,7 @@ from torch import Tensor
 from rankwise.errors import UserError
 from rankwise.product.norms import frobenius
 from rankwise.product.product import Product, Start
+from rankwise.product.shapes import broadcast
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -75,8 +76,8 @@ def _check_pair(one: Product, two: Product, sign: str) -> None:
             "move one with .to(device)"
         )
     try:
-        torch.broadcast_shapes(one.batch_shape, two.batch_shape)
-    except RuntimeError:
+        broadcast(one.batch_shape, two.batch_shape)
+    except ValueError:
         raise UserError(
             f"cannot compute {one!r} {sign} {two!r}: their batch dimensions do not broadcast, "
             "index or expand one of them"
@@ -94,13 +95,13 @@ def _padded(product: Product, depth: int) -> list[Tensor]:
 
 def _join(pair: tuple[Tensor, Tensor], dim: int) -> Tensor:
     """Concatenate along a matrix dimension; only the batch axes in which the two differ are expanded."""
-    batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in pair))
+    batch = broadcast(*(tensor.shape[:-2] for tensor in pair))
     return torch.cat([tensor.expand(*batch, *tensor.shape[-2:]) for tensor in pair], dim)
 
 
 def _blocks(upper: Tensor, corner: Tensor | None, lower: Tensor) -> Tensor:
     """The block matrix `[[upper, 0], [corner, lower]]`."""
-    batch = torch.broadcast_shapes(upper.shape[:-2], lower.shape[:-2])
+    batch = broadcast(upper.shape[:-2], lower.shape[:-2])
     rows = upper.shape[-2] + lower.shape[-2]
     result = upper.new_zeros((*batch, rows, upper.shape[-1] + lower.shape[-1]))
     result[..., : upper.shape[-2], : upper.shape[-1]] = upper
