@@ -3,7 +3,7 @@
 #   make demo     scan a real pretrained transformer and write its page
 #   make test     the tests: the fast lane, under two minutes (LANE=all or LANE=slow for the others)
 #   make check    lint, format, types, the arrows between rooms, the docs' own examples
-#   make bench    measured speeds on this machine
+#   make bench    measured speeds on this machine, beside transformer-lens and WeightWatcher (writes 3.3 GB for a while)
 #
 #   make PYTHON=/path/to/python3.12 ...    another Python
 #   make TORCH=2.11.0 ...                  another torch than the pinned one; say it again at each call, or export it
@@ -47,6 +47,8 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/products.py
+	$(BIN)/python benchmarks/scans.py small
+	$(BIN)/python benchmarks/scans.py large
 	$(BIN)/python benchmarks/decay.py
 	$(BIN)/python benchmarks/theory.py
 

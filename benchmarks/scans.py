@@ -52,8 +52,16 @@ def write_gpt2(folder: Path) -> None:
     """GPT-2-small with random weights."""
     from transformers import GPT2Config, GPT2Model
 
+    quiet()
     torch.manual_seed(0)
     GPT2Model(GPT2Config()).save_pretrained(folder)
+
+
+def quiet() -> None:
+    """No progress bars between the lines of the benchmark."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def scanned(folder: Path, *words: str) -> dict:
@@ -61,11 +69,11 @@ def scanned(folder: Path, *words: str) -> dict:
     program = (
         "import json, sys, time; import rankwise as rw; "
         "from rankwise.scans.settings import Settings; import torch; torch.randn(2, 2) @ torch.randn(2, 2); "
-        "start = time.perf_counter(); "
+        "start, spent = time.perf_counter(), time.process_time(); "
         "scan = rw.scan(sys.argv[1], settings=Settings.from_words(select=sys.argv[2:])); record = scan.run(); "
-        "seconds = time.perf_counter() - start; "
+        "seconds, cpu = time.perf_counter() - start, time.process_time() - spent; "
         "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM')); "
-        "print(json.dumps({'seconds': seconds, 'peak_mib': int(peak.split()[1]) / 1024, "
+        "print(json.dumps({'seconds': seconds, 'cpu': cpu, 'peak_mib': int(peak.split()[1]) / 1024, "
         "'products': sum(len(site['heads']) for site in record['sites'] if len(site['widths']) > 2), "
         "'matrices': sum(len(site['heads']) for site in record['sites'] if len(site['widths']) == 2)}))"
     )
@@ -100,7 +108,9 @@ def large(layers: int) -> None:
         files = sorted(folder.glob("*.safetensors"))
         attention = layers * 4 * WIDTH * WIDTH * 2
         print(
-            f"{layers} layers of Llama-2-7B's shape, {total / 1e9:.2f} GB in bfloat16, of which attention {attention / 1e9:.2f} GB"
+            f"{layers} layers of Llama-2-7B's shape, {total / 1e9:.2f} GB in bfloat16, "
+            f"of which attention {attention / 1e9:.2f} GB",
+            flush=True,
         )
         for state in ("cold", "warm"):
             if state == "cold":
@@ -112,7 +122,8 @@ def large(layers: int) -> None:
             print(
                 f"{state}: plain read {total / read / 1e9:.2f} GB/s; scan of {found['products']} products "
                 f"{attention / found['seconds'] / 1e9:.2f} GB/s of attention weights ({found['seconds']:.1f} s, "
-                f"{found['seconds'] / layers:.2f} s a layer), peak {found['peak_mib']:.0f} MiB resident"
+                f"{found['cpu']:.1f} s of processor time), peak {found['peak_mib']:.0f} MiB resident",
+                flush=True,
             )
     finally:
         shutil.rmtree(folder)
@@ -125,25 +136,33 @@ def small() -> None:
         for words in (("kind=qk+ov",), ()):
             found = scanned(folder, *words)
             what = f"{found['products']} products" + (f" and {found['matrices']} matrices" if found["matrices"] else "")
-            print(f"rankwise scan: {what} in {found['seconds']:.1f} s, peak {found['peak_mib']:.0f} MiB resident")
-        seconds, count = weightwatcher(folder)
-        print(f"WeightWatcher.analyze: {count} single matrices in {seconds:.1f} s")
+            print(
+                f"rankwise scan: {what} in {found['seconds']:.1f} s ({found['cpu']:.1f} s of processor time), "
+                f"peak {found['peak_mib']:.0f} MiB resident",
+                flush=True,
+            )
+        seconds, cpu, count = weightwatcher(folder)
+        print(
+            f"WeightWatcher.analyze: {count} single matrices in {seconds:.1f} s ({cpu:.1f} s of processor time)",
+            flush=True,
+        )
     finally:
         shutil.rmtree(folder)
 
 
-def weightwatcher(folder: Path) -> tuple[float, int]:
-    """Seconds of WeightWatcher's own analysis with its defaults, and the number of matrices it read."""
+def weightwatcher(folder: Path) -> tuple[float, float, int]:
+    """Seconds of WeightWatcher's own analysis with its defaults, by the clock and of processor time; its matrices."""
     import logging
 
     import weightwatcher
     from transformers import GPT2Model
 
     logging.disable(logging.WARNING)
+    quiet()
     watcher = weightwatcher.WeightWatcher(model=GPT2Model.from_pretrained(folder))
-    start = time.perf_counter()
+    start, spent = time.perf_counter(), time.process_time()
     details = watcher.analyze()
-    return time.perf_counter() - start, len(details)
+    return time.perf_counter() - start, time.process_time() - spent, len(details)
 
 
 def main() -> None:
@@ -151,7 +170,7 @@ def main() -> None:
     parser.add_argument("which", choices=("small", "large"))
     parser.add_argument("--layers", type=int, default=8)
     chosen = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads", flush=True)
     if chosen.which == "large":
         large(chosen.layers)
     else:
