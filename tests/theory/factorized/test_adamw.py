@@ -1,4 +1,4 @@
-"""AdamW's fixed points, without noise and with it: which penalty its decay amounts to."""
+"""AdamW's fixed points without noise: which penalty its decay amounts to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rankwise.errors import UserError
-from rankwise.theory import adamw_bias, adamw_point, noisy_adamw
+from rankwise.theory import adamw_bias, adamw_point
 
 
 def bowl(seed: int, size: int = 5):
@@ -35,17 +35,6 @@ def test_small_weights_feel_an_l2_penalty_of_eps_times_decay_and_large_ones_a_bo
 
 
 @pytest.mark.slow
-def test_noise_makes_decay_an_l2_penalty_of_its_own_size() -> None:
-    found = noisy_adamw(
-        torch.ones(3), decay=torch.tensor([0.1, 0.1, 0.3]), noise=torch.tensor([1.0, 3.0, 1.0]), runs=8192
-    )
-    assert found.weights.predicted.tolist() == pytest.approx([0.9087, 0.7687, 0.7644], abs=1e-4)
-    assert found.weights.relative_error < 5e-3
-    ratio = found.penalty.simulated / found.penalty.predicted
-    assert ratio.tolist() == pytest.approx([1.0, 1.0, 1.0], abs=0.015)
-
-
-@pytest.mark.slow
 def test_decay_prefers_the_least_l2_norm_of_weights_and_the_least_l1_norm_of_products() -> None:
     found = adamw_bias(torch.tensor([1.0, 0.5]), steps=3000)
     assert found.direct.error < 0.02
@@ -61,7 +50,6 @@ def test_decay_prefers_the_least_l2_norm_of_weights_and_the_least_l1_norm_of_pro
     [
         (lambda: adamw_point(bowl(0), 9 * torch.ones(5), decay=0.5, eps=0.1), "within the box .w. < 1 / lam = 2"),
         (lambda: adamw_point(bowl(0), torch.ones(5), decay=0.0, eps=0.1), "need a positive one"),
-        (lambda: noisy_adamw(torch.ones(2), decay=-1.0, noise=1.0), "not positive"),
         (lambda: adamw_bias(torch.ones(2)), "one of them the largest"),
     ],
 )

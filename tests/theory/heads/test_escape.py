@@ -15,7 +15,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from rankwise.errors import UserError
 from rankwise.sites.find import find
 from rankwise.theory import escape
-from rankwise.theory.heads.growth import Growth
 from rankwise.theory.heads.saddle import Saddle, escaping
 
 VOCABULARY, LENGTH = 40, 16
@@ -178,17 +177,6 @@ def test_training_mode_and_weights_are_left_as_they_were() -> None:
     assert model.training
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert all(one.grad is None for one in model.parameters())
-
-
-def test_growth_under_momentum_is_the_larger_root() -> None:
-    weight = torch.nn.Parameter(torch.tensor([1e-6], dtype=torch.float64))
-    optimizer = torch.optim.SGD([weight], lr=0.05, momentum=0.9, weight_decay=0.1)
-    sizes = []
-    for _ in range(400):
-        weight.grad = -0.7 * weight.detach()
-        optimizer.step()
-        sizes.append(weight.item())
-    assert math.log(sizes[-1] / sizes[-2]) == pytest.approx(Growth(0.05, 0.9, 0.1).foldings(0.7), rel=1e-9)
 
 
 def test_bad_input_gets_one_line() -> None:

@@ -1,4 +1,4 @@
-"""Full-matrix products from any scale: plain descent where it is exact, the diagonal theory where that is, stages."""
+"""Full-matrix products from any scale: plain descent, the diagonal theory, stages."""
 
 from __future__ import annotations
 
@@ -10,33 +10,17 @@ from torch import nn
 
 from rankwise.errors import UserError
 from rankwise.theory import (
-    HeadLoss,
     MatrixLoss,
     SingleProduct,
-    first_escape,
     flow,
     full_attention,
     head_descent,
     head_flow,
 )
+from tests.theory.rugged import normal, toy
 from tests.theory.worked import Worked, everyone_stays, one_leaves_and_returns
 
 LOG10 = math.log(10)
-
-
-def normal(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def toy(width: int, tokens: int, samples: int, seed: int = 0):
-    """A teacher of standard deviation `1 / sqrt d` whose queries and keys are halved, and a random start."""
-    inputs = normal(samples, tokens, width, seed=seed)
-    query_key, output_value = (
-        normal(width, width, seed=seed + place) @ normal(width, width, seed=seed + place + 1) / width
-        for place in (10, 20)
-    )
-    starts = [tuple(normal(width, width, seed=seed + place + side) for side in (0, 1)) for place in (30, 40)]
-    return HeadLoss(inputs, full_attention(inputs, query_key / 4, output_value)), starts
 
 
 class OnTheDiagonal:
@@ -53,18 +37,6 @@ class OnTheDiagonal:
 
     def gradient(self, products: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return (torch.diag(self.problem.gradient(products[0].diagonal().clone())),)
-
-
-def test_the_gradient_of_a_head_is_that_of_autograd() -> None:
-    loss, _ = toy(5, 4, 6)
-    products = [normal(5, 5, seed=place).requires_grad_() for place in (1, 2)]
-    plain = tuple(one.detach() for one in products)
-    written = full_attention(loss.inputs, *products)
-    value = (written - loss.targets).square().sum(-1).mean() / 2
-    value.backward()
-    assert loss.value(plain) == pytest.approx(float(value.detach()), rel=1e-13)
-    for found, one in zip(loss.gradient(plain), products, strict=True):
-        assert torch.allclose(found, one.grad, atol=1e-13)
 
 
 def test_descent_is_that_of_an_optimizer_on_the_raw_weights() -> None:
@@ -125,21 +97,6 @@ def test_flow_is_the_limit_of_descent() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_escape_to_many_digits_and_the_correction_of_a_finite_step() -> None:
-    loss, starts = toy(6, 5, 24)
-    for rate in (None, 0.5):
-        found = first_escape(loss, starts, log_alphas=[-8 * LOG10, -16 * LOG10], learning_rate=rate)
-        assert found.product == "OV"
-        assert found.slope.relative_error < 1e-6
-        assert found.times.relative_error < 1e-4
-        assert found.direction.error < 0.01
-    sigma = first_escape(loss, starts, log_alphas=[-28.0, -30.0]).rate
-    assert found.rate == pytest.approx(math.log1p(0.5 * sigma) / 0.5)
-    # Without the correction the slope would be off by half a step's growth.
-    assert abs(1 / sigma / found.slope.simulated.item() - 1) > 0.2 * 0.5 * sigma
-
-
-@pytest.mark.slow
 def test_the_paper_toy_has_stages_and_queries_and_keys_wait_for_values() -> None:
     loss, starts = toy(12, 8, 96)
     run = head_descent(loss, starts, log_alpha=-8 * LOG10, rate=0.1, steps=1500, every=10)
@@ -177,10 +134,6 @@ def test_ranks_count_what_has_grown() -> None:
             "give the logarithm of the scale",
         ),
         (lambda loss, starts: head_flow(loss, starts, log_alpha=-1.0, until=math.inf), "give a positive time"),
-        (lambda loss, starts: first_escape(loss, starts, log_alphas=[-1.0]), "two or more different ones"),
-        (lambda loss, starts: first_escape(loss, starts, log_alphas=[1.0, -9.0]), "above the level"),
-        (lambda loss, starts: HeadLoss(loss.inputs, loss.targets[:2]), "samples, tokens, width"),
-        (lambda loss, starts: HeadLoss(loss.inputs * torch.nan, loss.targets), "NaN or Inf"),
     ],
 )
 def test_bad_input_gets_one_line(call, text) -> None:
