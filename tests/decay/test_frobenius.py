@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from benchmarks.decay import Temporaries
 from rankwise.decay.frobenius import FrobeniusDecay
 from rankwise.product.product import Product
+from rankwise.sites.certify.tiny import tiny_models
 from tests.decay import models
 
 CASES = {
@@ -55,6 +56,22 @@ def test_decoupled_steps_move_all_factors_from_where_they_were(case: str) -> Non
     optimizer.step()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach(), start[name] - 0.002 * expected[name], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["gpt_neox", "falcon", "bloom", "phi3", "t5", "bert", "gpt_bigcode", "bart"])
+def test_real_architectures_fused_and_interleaved(model_type: str) -> None:
+    """Queries, keys and values as these models store them, in float64."""
+    _, model = next(iter(tiny_models(model_type)))
+    model = model.double()
+    sites = models.products(model, ("qk", "ov"))
+    assert len(sites) >= 4
+    before = models.fill_gradients(model)
+    FrobeniusDecay(sites, coefficient=0.3).add_gradients()
+    expected = models.dense_gradients(model, sites, half_square)
+    assert any(bool(each.any()) for each in expected.values())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, before[name] + 0.3 * expected[name], rtol=1e-8, atol=1e-8, msg=name)
 
 
 @pytest.mark.parametrize("make", [models.gpt2, models.llama, models.adapter, models.Tensorized])

@@ -324,6 +324,8 @@ class Decay(ABC):
     def _count(self, left_out: Tensor | None) -> None:
         if left_out is None:
             return
+        if isinstance(self._left_out, Tensor):
+            left_out = left_out.to(self._left_out.device)  # of a model on several
         self._left_out = self._left_out + (left_out if left_out.device.type != "cpu" else int(left_out))
         # On a GPU nobody waits for the count at every step.
         known = isinstance(self._left_out, int) or (
