@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rankwise as rw
+from rankwise.layers.conv1d import FactorizedConv1D
 from tests.layers.draws import generator
 
 Made = tuple[nn.Module, tuple[Tensor, ...]]
@@ -25,6 +26,10 @@ def _words() -> Tensor:
 
 def _linear(**settings: Any) -> Made:
     return rw.FactorizedLinear(7, 5, **{"rank": 3, **settings}, dtype=torch.float64), (_stream(4, 7),)
+
+
+def _conv1d() -> Made:
+    return FactorizedConv1D(7, 5, rank=3, dtype=torch.float64), (_stream(4, 7),)
 
 
 def _conv(**settings: Any) -> Made:
@@ -65,6 +70,7 @@ ZOO: dict[str, Callable[[], Made]] = {
     "linear, deep": partial(_linear, depth=1),
     "linear, wide": partial(_linear, rank=9, overcomplete=True),
     "linear, at once": partial(_linear, execution="one-step"),
+    "conv1d": _conv1d,
     "conv, spatial": _conv,
     "conv, channel": partial(_conv, form="channel"),
     "conv, deep": partial(_conv, depth=2),

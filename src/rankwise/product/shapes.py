@@ -13,7 +13,8 @@ def broadcast(*shapes: Sequence[int]) -> torch.Size:
     >>> broadcast((3, 1), (4,), ())
     torch.Size([3, 4])
     """
-    sizes = [1] * max(map(len, shapes), default=0)
+    # A list, and not a map with a default: torch.compile reads this on the way through every factorized layer.
+    sizes = [1] * max([0, *[len(shape) for shape in shapes]])
     for shape in shapes:
         for place in range(-len(shape), 0):
             if shape[place] != 1:
