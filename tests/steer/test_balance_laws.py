@@ -133,7 +133,7 @@ def test_a_rebalanced_net_stays_balanced_under_frobenius_decay_and_a_regular_sta
     for name, net in {"regular": regular, "balanced": balanced}.items():
         optimizer = torch.optim.SGD(net.parameters(), lr=0.02, weight_decay=0.1)
         rw.FrobeniusDecay(net).attach(optimizer)
-        run(optimizer, batches(net, 7), 300)
+        run(optimizer, batches(net, 7), 200)
         found[name] = [rw.balance(layer.product.detach()) for layer in factorized(net)]
     for one, two in zip(found["regular"], found["balanced"], strict=True):
         assert one.relative_imbalance > 0.5
@@ -169,12 +169,12 @@ def test_chains_obey_the_laws_at_every_junction(depth: int, charge: str) -> None
     torch.manual_seed(0)
     made = {"rank": 4, "depth": depth, "bias": False, "dtype": torch.float64}
     layer = rw.FactorizedLinear(8, 10, **made, init=lambda factor: nn.init.normal_(factor, std=0.5))
-    optimizer = torch.optim.SGD(layer.parameters(), lr=2e-3, weight_decay=0.5)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=4e-3, weight_decay=0.5)
     if charge == "product":
         rw.FrobeniusDecay(layer).attach(optimizer)
     courses = [[one.imbalance for one in chain_balance(layer.product.detach()).junctions]]
-    for step in descend(optimizer, distance(layer, gaussian(10, 8, seed=1)), 500):
-        if step % 50 == 0:
+    for step in descend(optimizer, distance(layer, gaussian(10, 8, seed=1)), 250):
+        if step % 25 == 0:
             courses.append([one.imbalance for one in chain_balance(layer.product.detach()).junctions])
     times = [0.1 * place for place in range(11)]
     for junction in range(depth + 1):

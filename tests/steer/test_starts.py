@@ -170,5 +170,5 @@ def test_wide_layers_start_as_the_dense_layer_and_end_with_its_decay() -> None:
         torch.testing.assert_close(layer.weight, dense.weight, rtol=0, atol=1e-12)
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.02, momentum=0.9, weight_decay=0.5)
         rw.FrobeniusDecay(nn.Sequential(layer)).attach(optimizer)
-        run(optimizer, distance(layer, target), 400)
+        run(optimizer, distance(layer, target), 300)
         torch.testing.assert_close(layer.fold().weight, target / 1.5, rtol=0, atol=1e-3)
