@@ -91,6 +91,8 @@ def test_single_matrices_and_frobenius_decay_keep_the_rank() -> None:
     [
         (lambda: equilibria(torch.ones(2), decay=0.1), r"the target has shape \(2,\)"),
         (lambda: equilibria(SPECTRUM, decay=[]), "0 decays, 2 factors"),
+        (lambda: equilibria(SPECTRUM, decay=0.1, rank=0), "2 factors of width 0"),
+        (lambda: equilibria(SPECTRUM, decay=-1.0, penalty=Penalty.PRODUCT), "a decay of -1.0 was given"),
         (lambda: equilibria(SPECTRUM, decay=math.nan), "a decay of nan was given"),
     ],
 )

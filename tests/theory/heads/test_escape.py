@@ -169,6 +169,14 @@ def test_rotary_queries_and_keys_are_left_out_with_the_reason_and_groups_are_one
     assert all(one.error < 0.05 * one.rate for one in grown if one.rate > 0.5 * grown[0].rate)
 
 
+def test_products_may_be_chosen() -> None:
+    model, batch = small_gpt2(1e-3, layers=2), second_order_chain(4)
+    chosen = find(model).select(kind="ov", layer=1)
+    found = escape(model, batch, sites=chosen, directions=1, iterations=1)
+    assert {one.site for one in found.directions} == {"layers.1.ov"}
+    assert not found.skipped
+
+
 def test_training_mode_and_weights_are_left_as_they_were() -> None:
     model, batch = small_gpt2(1e-3), second_order_chain(4)
     model.train()

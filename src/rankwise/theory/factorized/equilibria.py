@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
-from rankwise.theory.factorized.convention import Convention
+from rankwise.theory.factorized.convention import Convention, checked_decay
 from rankwise.theory.factorized.flowing import Penalty
 from rankwise.theory.factorized.losses import matrix
 from rankwise.theory.factorized.shrinkage import live_values, ridge, schatten_shrinkage
@@ -50,6 +50,11 @@ class Equilibria(Experiment):
     factors: tuple[Tensor, ...] = field(kw_only=True, repr=False)
     residual: Float[Tensor, " decays"] = field(kw_only=True, repr=False)
     steps: int = field(kw_only=True)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every run moved no more when it ended; if not, give more steps, or move a value off a threshold."""
+        return bool((self.residual < 1e-6 * float(self.values.simulated.amax() or 1.0)).all())
 
     @property
     def ranks(self) -> SideBySide:
@@ -96,16 +101,19 @@ def equilibria(
     """
     wanted = matrix(target, "the target")
     coefficients = torch.tensor([decay] if isinstance(decay, (int, float)) else list(decay), dtype=torch.float64)
-    if not len(coefficients) or factors < 1 or not scale > 0:
+    inner = min(wanted.shape) if rank is None else rank
+    if not len(coefficients) or factors < 1 or not scale > 0 or inner < 1:
         raise UserError(
-            f"{len(coefficients)} decays, {factors} factors and scale {scale:g} were given: give at least one decay, "
-            "one factor and a positive scale"
+            f"{len(coefficients)} decays, {factors} factors of width {inner} and scale {scale:g} were given: give at "
+            "least one decay, one factor, a width of one and a positive scale"
         )
     pressures = torch.tensor(
-        [convention.pressure(one) if penalty is Penalty.FACTORS else one for one in coefficients.tolist()],
+        [
+            convention.pressure(one) if penalty is Penalty.FACTORS else checked_decay(one)
+            for one in coefficients.tolist()
+        ],
         dtype=torch.float64,
     )
-    inner = min(wanted.shape) if rank is None else rank
     widths = [wanted.shape[0], *[inner] * (factors - 1), wanted.shape[1]]
     generator = torch.Generator().manual_seed(seed)
     chain = [

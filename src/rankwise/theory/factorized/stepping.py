@@ -89,6 +89,8 @@ def balance_descent(
     a, r = factors_of(loss, left, right)
     pressure = convention.pressure(decay)
     _check_steps(rate, pressure, steps, every)
+    if not noise >= 0:
+        raise UserError(f"noise of {noise:g} was given: give a standard deviation, not negative")
     generator = torch.Generator().manual_seed(seed)
     shrink = 1 - rate * pressure
     predicted = a.mT @ a - r @ r.mT

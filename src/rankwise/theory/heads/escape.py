@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from rankwise.errors import UserError, require
 from rankwise.sites.find import find
 from rankwise.sites.site import Site
+from rankwise.sites.sites import Sites
 from rankwise.theory.heads.growth import Growth, growth_per_step
 from rankwise.theory.heads.saddle import Escaping, Saddle, escaping
 
@@ -121,6 +122,7 @@ def escape(
     batch: Any,
     *,
     loss: Loss | None = None,
+    sites: Sites | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     directions: int = 2,
     drop: float = 0.01,
@@ -143,6 +145,8 @@ def escape(
         model: any module whose sites are known.
         batch: what the loss is taken on; keyword arguments of the model, unless `loss` reads it otherwise.
         loss: from model and batch to a scalar; by default `model(**batch).loss`.
+        sites: which products to ask, such as `rw.find(model).select(layer=0)`; all by default. Each takes some forty
+            second derivatives of the loss.
         optimizer: the one in use, for its learning rates; without it times are those of gradient flow.
         directions: how many are looked for in each head of each product.
         drop: the share of the loss that counts as a drop.
@@ -157,7 +161,7 @@ def escape(
             f"{directions} directions, {iterations} iterations and a drop of {drop} were asked for: give positive "
             "numbers and a share between 0 and 1"
         )
-    found = find(model)
+    found = find(model) if sites is None else sites
     parameters = dict(model.named_parameters())
     skipped = {site.name: reason for site in found if (reason := _unfit(site, parameters))}
     chosen = [site for site in found if site.name not in skipped and site.kind != "matrix" and len(site.factors) > 1]

@@ -130,7 +130,9 @@ def head_flow(
     """Gradient flow on the factors of each product, from `alpha` times the given ones, at any alpha.
 
     scipy follows the motion of an orthonormal basis for a few e-foldings at a time, never that of the weights, so that
-    its tolerance is a relative one for every direction however small.
+    its tolerance is a relative one for every direction however small. A direction that has grown and leaves again is
+    the limit: its way back depends on `A^T A - R R^T`, of order `alpha^2`, which is held to the tolerance only, and it
+    comes back too early. For diagonal weights `flow` holds it exactly.
 
     Arguments:
         loss: of the products.
