@@ -119,6 +119,8 @@ def factors_of(loss: MatrixLoss, left: Tensor, right: Tensor) -> tuple[Tensor, T
             f"factors of shapes {tuple(one.shape)} and {tuple(two.shape)} were given for a loss of "
             f"{loss.shape[0]}x{loss.shape[1]} matrices: give [{loss.shape[0]}, r] and [r, {loss.shape[1]}]"
         )
+    if not bool(loss.gradient(one @ two).isfinite().all()):
+        raise UserError("the gradient of the loss is not finite at the given factors: check its data for NaN and 0/0")
     return one, two
 
 
