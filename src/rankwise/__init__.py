@@ -91,6 +91,8 @@ if TYPE_CHECKING:
     from rankwise.watch.alarms import Alarm as Alarm
     from rankwise.watch.alarms import Alarms as Alarms
     from rankwise.watch.alarms import RunStopped as RunStopped
+    from rankwise.watch.callbacks.huggingface import TrainerMonitor as TrainerMonitor
+    from rankwise.watch.callbacks.lightning import LightningMonitor as LightningMonitor
     from rankwise.watch.monitor import Monitor as Monitor
     from rankwise.watch.run import Run as Run
     from rankwise.watch.run import open_run as open_run
@@ -173,6 +175,8 @@ _MODULES = {
     "rankwise.sites.site": ("Site",),
     "rankwise.sites.sites": ("Sites",),
     "rankwise.watch.alarms": ("Alarm", "Alarms", "RunStopped"),
+    "rankwise.watch.callbacks.huggingface": ("TrainerMonitor",),
+    "rankwise.watch.callbacks.lightning": ("LightningMonitor",),
     "rankwise.watch.monitor": ("Monitor",),
     "rankwise.watch.run": ("Run", "open_run"),
     "rankwise.watch.schedules": ("Every", "EverySeconds", "LogSpaced", "LossPlateau", "RankChange"),
