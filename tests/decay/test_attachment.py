@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rankwise.decay.balance import BalanceDecay
 from rankwise.decay.frobenius import FrobeniusDecay
 from rankwise.decay.groups import param_groups
 from rankwise.decay.lamb import Lamb
@@ -198,6 +199,22 @@ def test_two_decays_are_refused_with_the_list_unless_asked_for() -> None:
         decay.detach()
     with pytest.warns(UserWarning, match="there is none on these parameters: it has no effect"):
         FrobeniusDecay(sites).attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_the_same_decay_twice_is_refused_and_two_kinds_are_not() -> None:
+    """A cell of a notebook that is run again must not double a decay."""
+    model = models.gpt2()
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    first = FrobeniusDecay(models.products(model, "qk"), coefficient=0.1).attach(optimizer)
+    with pytest.raises(UserError, match=r"a FrobeniusDecay acts on layers.0.qk, layers.1.qk already"):
+        FrobeniusDecay(models.products(model, ("qk", "ov")), coefficient=0.1).attach(optimizer)
+    FrobeniusDecay(models.products(model, "ov"), coefficient=0.2).attach(optimizer)  # of the same fused tensor
+    second = BalanceDecay(models.products(model, "qk"), coefficient=0.1).attach(optimizer)
+    first.detach()
+    train(model, optimizer, 1)  # the others go on, and the groups stay marked
+    second.detach()
+    assert all(group.get("decayed_as_products") for group in optimizer.param_groups)
+    FrobeniusDecay(models.products(model, "qk"), coefficient=0.1).attach(optimizer)
 
 
 def test_rows_that_decay_already_are_two_decays_as_well() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rankwise.decay import pending
 from rankwise.decay.hooks import Groups, Scaling, StepHooks, unwrapped
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from rankwise.decay.base import Decay
 
 OrdinaryDecay = Literal["refuse", "replace", "keep"]
+
+_acting: WeakKeyDictionary[Optimizer, WeakSet[Decay]] = WeakKeyDictionary()
 
 
 class Attachment:
@@ -45,6 +49,7 @@ class Attachment:
         self.groups = Groups(self.optimizer)
         self.groups.refreshed()
         self._check_held()
+        self._check_alone()
         self.manner: Manner = chosen_manner(self.optimizer, decay.decoupled)
         self.taken: dict[nn.Parameter, float] = {}
         self.removed: Removed | None = None
@@ -56,11 +61,13 @@ class Attachment:
         held = {id(group): group for each in decay.parameters if (group := self.groups.get(each)) is not None}
         pending.attached(self.optimizer, pending.AS_PRODUCTS, held.values())
         self._hooks = StepHooks(self.optimizer, self._before, self._after)
+        _acting.setdefault(self.optimizer, WeakSet()).add(decay)
 
     def remove(self) -> None:
         """End it: no hooks, and the optimizer's own decay where it was."""
         self._hooks.remove()
         pending.detached(self.optimizer, pending.AS_PRODUCTS, forget=True)
+        _acting[self.optimizer].discard(self.decay)
         if self.removed is not None:
             self.removed.restore()
 
@@ -150,6 +157,18 @@ class Attachment:
                 f"the optimizer does not hold {listed(missing)}: attach to the one that does, or select other sites; "
                 "products whose factors lie in two optimizers cannot be decayed"
             )
+
+    def _check_alone(self) -> None:
+        """Refuse a second decay of one kind on the same products, as when a cell of a notebook is run again."""
+        for other in _acting.get(self.optimizer, ()):
+            if type(other) is type(self.decay):
+                known = {(live.name, live.parameters) for live in other.products}
+                twice = [live.name for live in self.decay.products if (live.name, live.parameters) in known]
+                if twice:
+                    raise UserError(
+                        f"a {type(other).__name__} acts on {listed(twice)} already, in the steps of this optimizer: "
+                        "detach() it first, or give it the sum of the coefficients"
+                    )
 
     def _displace(self, choice: OrdinaryDecay) -> None:
         """Take the parameters out of the optimizer's own decay, or refuse, as was chosen."""
