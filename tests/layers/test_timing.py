@@ -37,7 +37,7 @@ def test_inputs_are_tensors_sequences_or_keywords():
             self.one, self.two, self.idle = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(2, 2)
 
         def forward(self, left, right):
-            return self.two(self.one(left) + right)
+            return self.two(input=self.one(left) + right)
 
     model = Two()
     left, right = torch.randn(6, 3), torch.randn(6, 4)

@@ -43,6 +43,7 @@ def collapse(model: nn.Module) -> Any:
     """A copy of a model with the dense layer in the place of every factorized one, of the same function.
 
     Products are computed in float64 and cast back to the type of their factors. Weights that were tied are tied again.
+    `FactorizedAttention`, which may have heads that no dense layer has, stays as it is.
 
     >>> from rankwise import factorize
     >>> net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))

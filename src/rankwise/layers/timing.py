@@ -53,12 +53,12 @@ def inputs_of(model: nn.Module, names: Sequence[str], inputs: Any) -> dict[str, 
     seen: dict[str, Tensor] = {}
 
     def note(name: str) -> Any:
-        def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            seen.setdefault(name, arguments[0].detach().clone())
+        def hook(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            seen.setdefault(name, next(iter((*arguments, *named.values()))).detach().clone())
 
         return hook
 
-    handles = [model.get_submodule(name).register_forward_pre_hook(note(name)) for name in names]
+    handles = [model.get_submodule(name).register_forward_pre_hook(note(name), with_kwargs=True) for name in names]
     training = [module for module in model.modules() if module.training]
     # In evaluation nothing is counted or dropped: the statistics of normalization layers stay as they are.
     model.eval()
