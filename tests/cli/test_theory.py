@@ -15,21 +15,21 @@ SMALL = ["--width", "3", "--samples", "16", "--stages", "3"]
 
 def test_the_gallery_is_written_and_printed(tmp_path, capsys) -> None:
     page = tmp_path / "gallery.html"
-    words = [*SMALL, "--alpha", "1e-4", "--decay", "0.2", "--decay", "0.6"]
+    words = [*SMALL, "--alpha", "0.1", "--decay", "0.2", "--decay", "0.6"]
     assert main(["theory", "gallery", "--html", str(page), "--json", *words]) == 0
     printed = capsys.readouterr()
     record = json.loads(printed.out)
-    assert [run["alpha"] for run in record["diagonal"]["runs"]] == [1e-4]
+    assert [run["alpha"] for run in record["diagonal"]["runs"]] == [0.1]
     assert [run["decay"] for run in record["decay"]["runs"]] == [0.2, 0.6]
     assert "rankwise theory" in page.read_text(encoding="utf-8")
     assert printed.err.splitlines()[-1] == f"wrote {page}"
-    assert "the diagonal head at alpha = 0.0001" in printed.err
+    assert "the diagonal head at alpha = 0.1" in printed.err
 
 
 def test_stages_are_predicted_and_measured(capsys) -> None:
-    assert main(["theory", "stages", "--json", "--alpha", "1e-8", "--alpha", "1e-100", "--seed", "2"]) == 0
+    assert main(["theory", "stages", "--json", "--alpha", "1e-8", "--alpha", "1e-100", *SMALL]) == 0
     record = json.loads(capsys.readouterr().out)
-    path = theory.greedy(theory.head_toy(width=4, samples=64, seed=2).problem, stages=10)
+    path = theory.greedy(theory.head_toy(width=3, samples=16, seed=1).problem, stages=3)
     assert [stage["time"] for stage in record["stages"]] == path.times.tolist()
     assert [stage["name"] for stage in record["stages"]] == [str(stage.place) for stage in path.stages]
     assert record["alphas"] == pytest.approx([1e-8, 1e-100])

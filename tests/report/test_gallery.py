@@ -17,7 +17,7 @@ from tests.report.test_page import HOSTILE, Page
 
 @cache
 def record() -> dict[str, Any]:
-    return gallery(width=4, samples=24, stages=4, alphas=(0.1, 1e-4, 1e-16), decays=(0.0, 0.4, 1.0))
+    return gallery(width=3, samples=16, stages=3, alphas=(0.3, 0.1, 1e-12), decays=(0.0, 0.4, 1.0))
 
 
 def test_only_scripts_of_the_package_run_and_nothing_is_fetched() -> None:
@@ -91,7 +91,7 @@ def test_the_sliders_move_the_figures(browser, tmp_path) -> None:
     assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
     charts = browser.all(".small svg.main-svg")
     assert len(charts) >= 2 * (3 + 3 + 2 + 4)
-    assert browser.text("#alpha-name") == "\N{GREEK SMALL LETTER ALPHA} = 1e-16"
+    assert browser.text("#alpha-name") == "\N{GREEK SMALL LETTER ALPHA} = 1e-12"
     runs = record()["diagonal"]["runs"]
     for place in (2, 0):
         slide(browser, "alpha", place)
@@ -103,7 +103,7 @@ def test_the_sliders_move_the_figures(browser, tmp_path) -> None:
         assert len(rows) == len(record()["diagonal"]["path"])
         measured = runs[place]["stage_times"][0]
         assert f"{measured:.5g}" in rows[0].text
-    assert "0.1" in browser.text("#matrices-note")
+    assert "0.3" in browser.text("#matrices-note")
     decays = record()["decay"]["runs"]
     for place in (2, 1):
         slide(browser, "decay", place)

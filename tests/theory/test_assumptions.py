@@ -62,6 +62,7 @@ def test_a_flat_valley_is_no_strict_minimum() -> None:
     assert not found.holds
 
 
+@pytest.mark.slow
 def test_a_second_basin_nearby_is_found_by_the_perturbations() -> None:
     """4.4: from a newcomer of some size the flow ends in another minimum."""
     problem = theory.Problem.from_loss(lambda q: ((q - 1e-3).square() * (q - 1).square()).sum(), size=1)

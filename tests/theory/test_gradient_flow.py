@@ -49,6 +49,7 @@ def test_it_is_the_flow_of_the_raw_weights(exponent: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_raw_weights_in_float64_forget_how_to_come_back() -> None:
     """The negative control: below 1e-8 the raw flow loses `u^2 - v^2`, and who left never returns."""
     worked = one_leaves_and_returns()

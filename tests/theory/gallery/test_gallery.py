@@ -24,6 +24,7 @@ def made() -> dict[str, Any]:
     return gallery(**SETTINGS, alphas=ALPHAS, decays=DECAYS)
 
 
+@pytest.mark.slow
 def test_it_is_json_of_the_format_that_the_page_reads() -> None:
     record = made()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
@@ -32,6 +33,7 @@ def test_it_is_json_of_the_format_that_the_page_reads() -> None:
     assert record["settings"] == SETTINGS | {"tokens": 10}
 
 
+@pytest.mark.slow
 def test_the_diagonal_figure_is_flows_beside_their_limit() -> None:
     figure = made()["diagonal"]
     toy = theory.head_toy(width=4, samples=24, seed=1)
@@ -54,6 +56,7 @@ def test_the_diagonal_figure_is_flows_beside_their_limit() -> None:
     assert (last - path.times).abs().max() < (first - path.times).abs().nan_to_num(math.inf).max()
 
 
+@pytest.mark.slow
 def test_the_perturbed_return() -> None:
     found = made()["diagonal"]["perturbations"]
     assert found["alpha"] == 1e-32
@@ -68,6 +71,7 @@ def test_the_perturbed_return() -> None:
             assert episode["distance"] >= 0
 
 
+@pytest.mark.slow
 def test_full_matrices_escape_when_they_should_one_after_the_other() -> None:
     figure = made()["matrices"]
     assert [run["alpha"] for run in figure["runs"]] == [1e-2, 1e-8]
@@ -87,6 +91,7 @@ def test_full_matrices_escape_when_they_should_one_after_the_other() -> None:
     assert slope == pytest.approx(figure["escape"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_decayed_values_end_at_the_soft_threshold_and_the_imbalance_on_its_law() -> None:
     figure = made()["decay"]
     assert [run["decay"] for run in figure["runs"]] == [0.0, 0.4, 1.0]
@@ -108,6 +113,7 @@ def test_what_cannot_be_drawn(given: dict[str, Any]) -> None:
         gallery(**(SETTINGS | given))
 
 
+@pytest.mark.slow
 def test_progress_names_every_run() -> None:
     said: list[str] = []
     gallery(**SETTINGS, alphas=(0.1,), decays=(0.5,), progress=said.append)
