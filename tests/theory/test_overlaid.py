@@ -47,8 +47,9 @@ def test_the_imbalance_of_gradient_descent_decays_as_predicted(tmp_path) -> None
     assert "exact for gradient descent" in found.caution
 
 
+@pytest.mark.slow
 def test_the_moment_of_escape_is_told_from_early_growth(tmp_path) -> None:
-    run = recorded(tmp_path / "b", scale=1e-5, kind="SGD", rate=0.05, decay=0.0, steps=700, every=10)
+    run = recorded(tmp_path / "b", scale=1e-5, kind="SGD", rate=0.05, decay=0.0, steps=500, every=10)
     (product,) = overlay(run).products
     assert product.escape is not None
     assert product.escape.relative_error < 0.05

@@ -182,55 +182,52 @@ def equilibrium_step(
         )
     count = steps or int(6 / (float(speeds.min()) * lam))
     generator = torch.Generator().manual_seed(seed)
-    speed = speeds[:, None, None]
     if rank is None:
-        fourth = speeds * noise**2 * (m * n - 1) / (2 * lam - speeds * lam**2)
-        squares = fourth.sqrt()
-        parts = squares, squares
-        state = [squares.sqrt()[:, None, None] * _units(len(speeds), m, n, generator)]
+        squares = (speeds * noise**2 * (m * n - 1) / (2 * lam - speeds * lam**2)).sqrt()
+        drawn = torch.randn(len(speeds), m, n, generator=generator, dtype=torch.float64)
+        start = [drawn * (squares.sqrt() / torch.linalg.matrix_norm(drawn))[:, None, None]]
     else:
         squares = speeds * noise**2 * math.sqrt((m - 1) * (n - 1)) / (2 * lam)
-        state = [
+        start = [
             0.5 * torch.randn(len(speeds), *size, generator=generator, dtype=torch.float64)
             for size in ((m, rank), (rank, n))
         ]
-        # The rank decides how large factors of a product of this size are; their ratio does not depend on it.
-        parts = None, None
-    norms, sizes = [], []
-    for step in range(count):
-        whole = state[0] if rank is None else state[0] @ state[1]
-        size = torch.linalg.matrix_norm(whole)[:, None, None]
-        unit = whole / size
-        drawn = noise * torch.randn(m, n, generator=generator, dtype=torch.float64)
-        force = (drawn - (drawn * unit).sum((-2, -1), keepdim=True) * unit) / size
-        pushes = [force] if rank is None else [force @ state[1].mT, state[0].mT @ force]
-        state = [(1 - speed * lam) * one - speed * push for one, push in zip(state, pushes, strict=True)]
-        if step >= count // 2:
-            norms.append(size.flatten().square())
-            sizes.append(torch.stack([one.square().sum((-2, -1)) for one in (state[0], state[-1])]))
-    whole = state[0] if rank is None else state[0] @ state[1]
-    values = torch.linalg.svdvals(whole).square()
-    measured = torch.stack(norms).mean(0)
-    means = torch.stack(sizes).mean(0)
-    if parts[0] is None:
-        ratio, total = math.sqrt((m - 1) / (n - 1)), means.sum(0)
-        parts = total * ratio / (1 + ratio), total / (1 + ratio)
+    chain, norms, sizes = _jiggled(start, speeds, lam, noise, count, generator)
+    values = torch.linalg.svdvals(chain[0] if rank is None else chain[0] @ chain[1]).square()
+    # How large factors of a product are depends on its rank, their ratio does not.
+    share = 0.5 if rank is None else math.sqrt(m - 1) / (math.sqrt(m - 1) + math.sqrt(n - 1))
+    total = 2 * squares if rank is None else sizes.sum(0)
     return EquilibriumStep(
-        SideBySide(squares.sqrt(), simulated=measured.sqrt()),
-        SideBySide(speeds / squares, simulated=speeds / measured),
-        SideBySide(torch.stack([one for one in parts if one is not None]), simulated=means),
+        SideBySide(squares.sqrt(), simulated=norms.sqrt()),
+        SideBySide(speeds / squares, simulated=speeds / norms),
+        SideBySide(torch.stack([share * total, (1 - share) * total]), simulated=sizes),
         stable_ranks=values.sum(-1) / values[:, 0],
         rates=speeds,
     )
 
 
+def _jiggled(
+    chain: list[Tensor], speeds: Tensor, decay: float, noise: float, count: int, generator: torch.Generator
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """One matrix or two factors after steps of pure noise, the mean square norms of the product and of the two ends."""
+    speed = speeds[:, None, None]
+    norms, sizes = torch.zeros_like(speeds), torch.zeros(2, len(speeds), dtype=torch.float64)
+    for step in range(count):
+        whole = chain[0] if len(chain) == 1 else chain[0] @ chain[1]
+        size = torch.linalg.matrix_norm(whole)[:, None, None]
+        unit = whole / size
+        drawn = noise * torch.randn(whole.shape[1:], generator=generator, dtype=torch.float64)
+        force = (drawn - (drawn * unit).sum((-2, -1), keepdim=True) * unit) / size
+        pushes = [force] if len(chain) == 1 else [force @ chain[1].mT, chain[0].mT @ force]
+        chain = [(1 - speed * decay) * one - speed * push for one, push in zip(chain, pushes, strict=True)]
+        if step >= count // 2:
+            norms += size.flatten().square()
+            sizes += torch.stack([one.square().sum((-2, -1)) for one in (chain[0], chain[-1])])
+    return chain, norms / (count - count // 2), sizes / (count - count // 2)
+
+
 def _tangent(matrix: Tensor, unit: Tensor) -> Tensor:
     return matrix - (matrix * unit).sum() * unit
-
-
-def _units(count: int, m: int, n: int, generator: torch.Generator) -> Tensor:
-    drawn = torch.randn(count, m, n, generator=generator, dtype=torch.float64)
-    return drawn / torch.linalg.matrix_norm(drawn)[:, None, None]
 
 
 def _slope(rates: Sequence[float], errors: Sequence[float], *, expected: float) -> SideBySide:

@@ -29,7 +29,7 @@ def with_parameters(seed: int):
 
 
 @pytest.mark.parametrize("rank", [2, 4])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_end_points_of_factors_are_stationary_for_the_nuclear_norm(seed, rank) -> None:
     found = factor_minimum(rugged(seed).value, shape=SHAPE, rank=rank, decay=0.6, seed=seed)
     assert found.residual < 1e-9
@@ -38,7 +38,7 @@ def test_end_points_of_factors_are_stationary_for_the_nuclear_norm(seed, rank) -
 
 
 @pytest.mark.parametrize("rank", [2, 4])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_end_points_of_proximal_gradient_lift_to_stationary_factors(seed, rank) -> None:
     found = nuclear_minimum(rugged(seed).value, shape=SHAPE, rank=rank, decay=0.6, seed=seed)
     assert found.corresponds
@@ -59,8 +59,8 @@ def test_further_parameters_change_nothing(seed, rank) -> None:
 
 def test_the_loss_has_minima_to_tell_apart_and_some_use_less_than_the_width() -> None:
     loss = rugged(0)
-    found = [factor_minimum(loss.value, shape=SHAPE, rank=4, decay=0.6, seed=seed) for seed in range(5)]
-    assert len({round(float(one.value.predicted), 6) for one in found}) == 5
+    found = [factor_minimum(loss.value, shape=SHAPE, rank=4, decay=0.6, seed=seed) for seed in range(3)]
+    assert len({round(float(one.value.predicted), 6) for one in found}) == 3
     assert any(one.rank < one.width and one.excess < 1 for one in found)
 
 

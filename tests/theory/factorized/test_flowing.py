@@ -18,7 +18,7 @@ from tests.theory.rugged import wide
 
 
 @pytest.mark.parametrize("convention", Convention)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_flow_on_a_nonconvex_loss_damps_the_imbalance_exactly(convention, seed) -> None:
     law = balance_flow(*wide(seed), decay=0.3, until=2.0, convention=convention, points=11)
     assert law.imbalance.relative_error < 1e-8

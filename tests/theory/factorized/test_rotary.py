@@ -15,7 +15,7 @@ from rankwise.theory import (
 from tests.theory.rugged import normal
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("layout", [pytest.param("half", marks=pytest.mark.slow), "interleaved"])
 def test_rotary_heads_obey_the_law_of_each_frequency_alone(layout) -> None:
     head = RotaryHead(normal(7, 4, seed=0), targets=normal(7, 7, seed=1), pairs=RotaryPairs(layout))
     law = rotary_flow(head, 0.8 * normal(4, 4, seed=2), 0.8 * normal(4, 4, seed=3), decay=0.15, until=1.0, points=6)
