@@ -118,7 +118,7 @@ class FactorizedLayer(nn.Module):
 
     def execution_at(self, input: Tensor) -> Step:
         """What costs less for an input of this shape, forward and backward together."""
-        rows, columns = self.product.shape
+        rows, columns = self.factors[0].shape[0], self.factors[-1].shape[1]
         one_step = one_step_is_cheaper(
             step_by_step=self.work("two-step"),
             at_once=self.work("one-step"),
