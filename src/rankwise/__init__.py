@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from rankwise.watch.schedules import LogSpaced as LogSpaced
     from rankwise.watch.schedules import LossPlateau as LossPlateau
     from rankwise.watch.schedules import RankChange as RankChange
+    from rankwise.watch.sinks.terminal import Panel as Panel
 
 # Each module with the public names that live in it. They are imported at first use, so that the command line can answer
 # `--help` at once and nobody pays for a room that they never enter; the block above tells type checkers the same.
@@ -180,6 +181,7 @@ _MODULES = {
     "rankwise.watch.monitor": ("Monitor",),
     "rankwise.watch.run": ("Run", "open_run"),
     "rankwise.watch.schedules": ("Every", "EverySeconds", "LogSpaced", "LossPlateau", "RankChange"),
+    "rankwise.watch.sinks.terminal": ("Panel",),
 }
 HOMES = {name: module for module, names in _MODULES.items() for name in names}
 # Rooms that are entered by their own name, `rankwise.theory.flow(...)`, imported at first use as well.

@@ -592,11 +592,12 @@ def test_sinks_get_a_few_numbers_in_order(tmp_path, caplog):
         def __init__(self) -> None:
             self.values: list = []
 
-        def write(self, step, values, alarms) -> None:
-            self.values.append((step, values))
+        def write(self, outcome) -> None:
+            self.values.append((outcome.step, outcome.values))
+            assert len(outcome.rows) == 2 * 4 * 3
 
     class Failing:
-        def write(self, step, values, alarms) -> None:
+        def write(self, outcome) -> None:
             raise OSError("the tracker is away")
 
     kept, model = Kept(), gpt()

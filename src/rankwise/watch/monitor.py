@@ -30,7 +30,7 @@ from rankwise.watch.compute import Plan
 from rankwise.watch.decay import DecayCount
 from rankwise.watch.heading import heading, site_records
 from rankwise.watch.meter import Meter
-from rankwise.watch.recorder import Recorder, Taken, as_number
+from rankwise.watch.recorder import Outcome, Recorder, Taken, as_number
 from rankwise.watch.rows import rows_at
 from rankwise.watch.schedules import Every, Moment, Overhead, Schedule
 from rankwise.watch.start import open_start, plain_name
@@ -45,10 +45,10 @@ log = logging.getLogger("rankwise")
 
 
 class Sink(Protocol):
-    """Anything that takes a few numbers of each snapshot elsewhere."""
+    """Anything that takes the numbers of each snapshot elsewhere."""
 
-    def write(self, step: int, values: Mapping[str, float], alarms: Sequence[Alarm]) -> None:
-        """Take the numbers of a step; called on the training's thread, in the order of the steps."""
+    def write(self, outcome: Outcome) -> None:
+        """Take a snapshot; called on the training's thread, in the order of the steps."""
         ...
 
 
@@ -76,7 +76,7 @@ class Monitor:
         gradients: whether the first-order change of each product under its factors' gradients is recorded too.
         alarms: the thresholds, or None for no alarms.
         on_alarm: "log", "stop" to raise `RunStopped` from a later `step`, or a function to call there.
-        sinks: where else a few numbers of each snapshot go.
+        sinks: where else the numbers of each snapshot go, a terminal's `Panel` for instance.
         resume: go on with a run that exists, from the step that `step` is called with first.
         config: what to keep with the run, by default the model's own configuration.
         tolerance: the error of a singular value that will do, as a share of the largest.
@@ -333,7 +333,7 @@ class Monitor:
             outcome = outcomes.popleft()
             for sink in self.sinks:
                 try:
-                    sink.write(outcome.step, outcome.values, outcome.alarms)
+                    sink.write(outcome)
                 except Exception as error:
                     self._recorder.say(f"{type(sink).__name__} failed: {type(error).__name__}: {error}")
             for line in in_short(outcome.alarms):

@@ -55,11 +55,21 @@ class Taken:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a snapshot once it is safe, for sinks and for whoever listens to alarms."""
+    """A snapshot that is safe, for sinks and for whoever listens to alarms.
+
+    Arguments:
+        step: its number.
+        time: when it was taken, in seconds since 1970.
+        values: a few numbers: the loss, and mean effective ranks by kind of products and changes.
+        alarms: what was raised, or is over.
+        rows: all its rows, by the columns of the run format.
+    """
 
     step: int
+    time: float
     values: Mapping[str, float]
     alarms: Sequence[Alarm]
+    rows: Sequence[Row] = field(repr=False)
 
 
 @dataclass
@@ -148,7 +158,7 @@ class Recorder:
         )
         self.store.append(entry, rows=content, spectra=spectra)
         self._learn(rows)
-        self.outcomes.append(Outcome(taken.step, summary(rows, loss), alarms))
+        self.outcomes.append(Outcome(taken.step, taken.time, summary(rows, loss), alarms, rows))
 
     def _learn(self, rows: Sequence[Row]) -> None:
         self.means = {name: mean_of(rows, name) for name in self.plan.measures}

@@ -1,0 +1,1 @@
+"""Where a monitor's numbers can go besides its run."""
