@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import rankwise as rw
+from rankwise.errors import UserError
 from tests.steer.descent import descend, distance, gaussian, run
 
 kaiming = nn.init.kaiming_normal_
@@ -172,3 +173,25 @@ def test_wide_layers_start_as_the_dense_layer_and_end_with_its_decay() -> None:
         rw.FrobeniusDecay(nn.Sequential(layer)).attach(optimizer)
         run(optimizer, distance(layer, target), 300)
         torch.testing.assert_close(layer.fold().weight, target / 1.5, rtol=0, atol=1e-3)
+
+
+# ---- embeddings ------------------------------------------------------------------------------------------------------
+
+
+def test_sparse_embeddings_decay_as_a_step_of_its_own_and_refuse_a_part_in_their_gradients() -> None:
+    """Every row shares the right factor, so that decay reaches rows that were not looked up too; the padding stays."""
+    torch.manual_seed(0)
+    layer = rw.FactorizedEmbedding(20, 6, rank=3, padding_idx=0, sparse=True, dtype=torch.float64)
+    left, right = (factor.detach().clone() for factor in layer.factors)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    decay = rw.FrobeniusDecay(layer, coefficient=0.5).attach(optimizer)
+    layer(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(UserError, match=r"has sparse gradients.*decoupled=True.*sparse=False"):
+        optimizer.step()
+    decay.detach()
+    rw.FrobeniusDecay(layer, coefficient=0.5, decoupled=True).attach(optimizer)
+    optimizer.step()
+    moved = layer.factors[0].detach()
+    torch.testing.assert_close(moved[3:], (left - 0.05 * left @ right @ right.mT)[3:])
+    assert not moved[0].any()
+    assert (moved[1:3] - left[1:3]).abs().min() > 0

@@ -273,7 +273,7 @@ class Decay(ABC):
             if parameter.grad is None or not parameter.requires_grad:
                 return None
             if coupled:
-                return _aligned_gradient(parameter)
+                return _aligned_gradient(parameter, self.parameters[parameter])
             if parameter not in self._shared:
                 return parameter.detach()
             if parameter not in moves:
@@ -350,10 +350,15 @@ def _named(collected: Collected) -> dict[nn.Parameter, str]:
     return found
 
 
-def _aligned_gradient(parameter: nn.Parameter) -> Tensor:
+def _aligned_gradient(parameter: nn.Parameter, name: str) -> Tensor:
     """The gradient in the parameter's own memory layout; autograd lays it out so, but a user may not have."""
     gradient = parameter.grad
     assert gradient is not None
+    if gradient.layout != torch.strided:
+        raise UserError(
+            f"{name} has sparse gradients, and decay of a product reaches every row: make the decay with "
+            "decoupled=True, or the embedding with sparse=False"
+        )
     if gradient.stride() != parameter.stride():
         gradient = torch.empty_strided(
             parameter.shape, parameter.stride(), dtype=gradient.dtype, device=gradient.device
