@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from rankwise.errors import UserError
+from rankwise.layers.linear import FactorizedLinear
 from rankwise.sites.find import find
 from rankwise.theory import escape
 from rankwise.theory.heads.saddle import Saddle, escaping
@@ -119,6 +120,39 @@ def test_the_next_drop_comes_when_it_was_predicted(momentum) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert len(losses) == pytest.approx(found.steps, rel=0.06)
+
+
+def test_every_drop_of_a_factorized_layer_is_told_from_the_plateau_before_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(FactorizedLinear(4, 4, rank=4, bias=False).double())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(1e-6 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    target = torch.diag(torch.tensor([2.0, 1.0, 0.5, 0.25], dtype=torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def error(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return (model(batch) - target).square().sum() / 2
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = error(model, torch.eye(4, dtype=torch.float64))
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for rate, left in ((2.0, 0.65625), (1.0, 0.15625), (0.5, 0.03125)):
+        found = escape(
+            model, torch.eye(4, dtype=torch.float64), loss=error, optimizer=optimizer, directions=1, iterations=9
+        )
+        assert found.at_plateau
+        assert found.directions[0].rate == pytest.approx(rate, rel=2e-3)
+        losses = [step()]
+        while losses[-1] > 0.99 * found.loss and len(losses) < 999:
+            losses.append(step())
+        assert len(losses) - 1 == pytest.approx(found.steps, rel=0.03)
+        while losses[-1] > left * 1.001 and len(losses) < 999:
+            losses.append(step())
 
 
 def test_under_adam_there_are_directions_and_no_times() -> None:
