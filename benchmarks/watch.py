@@ -1,6 +1,6 @@
 """What watching costs: a GPT-2-small in training, with the monitor at every step, at every tenth, and without it.
 
-    python benchmarks/watch.py training              on this machine's cores; --steps, --batch, --length, --device
+    python benchmarks/watch.py training              on this machine's cores; --rounds, --batch, --length, --threads
     python benchmarks/watch.py opening               how fast a run of 10,000 snapshots of 288 products opens
 
 The three ways take turns within one run, ten steps each, so that whatever else the machine does falls on all of them
@@ -131,7 +131,7 @@ def training(*, rounds: int, batch: int, length: int, device: str) -> None:
                     statistics.median(one / other - 1 for one, other in zip(taken[name], taken["off"], strict=True))
                     for taken in (seconds, processor)
                 )
-                costs = [entry.seconds for entry in rw.open_run(folder / name).snapshots[1:]]
+                costs = [entry.seconds for entry in rw.open_run(folder / name).snapshots]
                 here, worker = (1e3 * statistics.median(cost[key] for cost in costs) for key in ("step", "worker"))
                 line += (
                     f", {clock:+.2%} by the clock, {busy:+.2%} in processor time, {monitor.overhead:.2%} by its own "
@@ -209,8 +209,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, help="of the training; one where processor time is to be compared")
     parser.add_argument("--snapshots", type=int, default=10_000)
     given = parser.parse_args()
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
     if given.what == "training":
         training(rounds=given.rounds, batch=given.batch, length=given.length, device=given.device)
     else:

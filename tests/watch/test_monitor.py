@@ -304,7 +304,17 @@ def test_the_threads_of_the_training_are_left_alone(tmp_path):
 
 # Torch's own compiler looks at gradients of what has none.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("way", ["compiled", "blocks compiled", "autocast", "checkpointed", "accumulated", "tied"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("compiled", marks=pytest.mark.slow),
+        pytest.param("blocks compiled", marks=pytest.mark.slow),
+        "autocast",
+        "checkpointed",
+        "accumulated",
+        "tied",
+    ],
+)
 def test_models_as_people_train_them(tmp_path, way):
     model, optimizer = gpt(), None
     if way == "blocks compiled":

@@ -162,6 +162,7 @@ def test_a_run_is_read_while_it_grows(tmp_path):
     assert not open_run(tmp_path / "run").is_written
 
 
+@pytest.mark.slow
 def test_two_cannot_write_one_run(tmp_path):
     store = begun(tmp_path / "run", range(1))
     with pytest.raises(UserError, match="is being written by this process already: close its monitor"):
@@ -219,6 +220,7 @@ def test_a_run_is_begun_once_and_goes_on_as_it_began(tmp_path, finished):
         create(tmp_path / "file/run", HEADING, SITES)
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_a_snapshot_and_no_more(tmp_path):
     """The limit on file sizes stands in for a full disk: the system refuses the write in the middle."""
     program = (
