@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import warnings
 
 import pytest
-import torch
 from torch import nn
 
+from rankwise.sites.certify.tiny import large_model
+from rankwise.sites.certify.tiny import model_types as every_type
 from rankwise.sites.find import find
 from rankwise.sites.registry import built_in
 from rankwise.sites.roots import module_roots
@@ -25,23 +25,14 @@ ONLY_BY_CLASS = {layout.name for layout in built_in()[0] if not layout.types and
 
 
 def model_types() -> list[str]:
-    if importlib.util.find_spec("transformers") is None:
-        return []
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    return sorted(CONFIG_MAPPING_NAMES)
+    return every_type() if importlib.util.find_spec("transformers") is not None else []
 
 
 def build(model_type: str) -> nn.Module:
     """The model of a type as it is by default, without memory for its weights; a skip where it does not build."""
-    from transformers import CONFIG_MAPPING, AutoModel
-
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with torch.device("meta"):
-                return AutoModel.from_config(CONFIG_MAPPING[model_type]())
+        return large_model(model_type)
     except Exception as error:
         pytest.skip(f"{model_type} does not build by default: {type(error).__name__}: {str(error)[:80]}")
 

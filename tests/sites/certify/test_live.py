@@ -11,6 +11,7 @@ from rankwise.errors import UserError
 from rankwise.sites.certify import Certificates, certify
 from rankwise.sites.certify.tiny import tiny_models
 from rankwise.sites.find import find
+from rankwise.sites.registry import forget_layout
 from rankwise.sites.sites import Sites
 
 
@@ -132,3 +133,43 @@ def test_a_state_dict_cannot_be_run() -> None:
     with pytest.raises(UserError, match=r"needs the live module, not a"):
         sites.certify()
     assert sites.certify(model)
+
+
+class Turning(nn.Module):
+    """Attention whose rotary angles lie in a table of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(*sizes) for sizes in ((20, 24), (20, 24), (20, 24), (24, 20)))
+        angles = torch.outer(torch.arange(16.0), 10.0 ** -torch.arange(4.0))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (3, 8)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        turned = (torch.view_as_complex(each.unflatten(-1, (4, 2))) * self.turns[: x.shape[1]] for each in (q, k))
+        q, k = (torch.view_as_real(each).flatten(-2) for each in turned)
+        return self.o(((q @ k.mT * 8**-0.5).softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+
+def test_complex_angles_stay_complex() -> None:
+    layout = rw.register_layout(
+        """
+        [turning]
+        types = ["turning"]
+        sizes = { h = "heads" }
+        [turning.attention.self]
+        at = "layers.{layer}"
+        q = "q: (h r) d"
+        k = "k: (h r) d"
+        v = "v: (h r) d"
+        o = "o: d (h r)"
+        rotary = { pairs = "interleaved" }
+        """
+    )
+    model = nn.Sequential()
+    model.layers = nn.ModuleList([Turning()])
+    sites = find(model, config={"model_type": "turning", "heads": 3}, layouts=layout)
+    forget_layout("turning")
+    certificates = certify(sites, model)
+    assert certificates, certificates.failures
+    assert certificates["layers.0.qk"].value.detail.startswith("rotary")

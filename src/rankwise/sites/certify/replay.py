@@ -44,7 +44,7 @@ class Replay:
 
     def __init__(self, module: nn.Module, call: Call, *, dtype: torch.dtype, sites: Sequence[Site]) -> None:
         self.path, self.dtype = call.path, dtype
-        self.module = _made_plain(copy.deepcopy(module).eval().to(dtype).requires_grad_(False))
+        self.module = _made_plain(_of_type(copy.deepcopy(module).eval(), dtype).requires_grad_(False))
         # Cosines and sines that were handed over have the model's own rounding, whatever the copy computes in.
         self.rounding = max(_roundings((call.args, dict(call.kwargs))), default=0.0)
         self._args, self._kwargs = (mapped(each, self._cast) for each in (call.args, dict(call.kwargs)))
@@ -147,6 +147,16 @@ def _first(value: Any) -> Tensor:
     while not isinstance(value, Tensor):
         value = next(each for each in (value.values() if isinstance(value, Mapping) else value) if each is not None)
     return value
+
+
+def _of_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module in another precision; `Module.to` would take the imaginary part from a table of complex angles."""
+    for each in module.modules():
+        for tensors in (each._parameters, each._buffers):
+            for tensor in tensors.values():
+                if tensor is not None and tensor.is_floating_point():
+                    tensor.data = tensor.data.to(dtype)
+    return module
 
 
 def _made_plain(module: nn.Module) -> nn.Module:
