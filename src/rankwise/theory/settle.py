@@ -94,9 +94,7 @@ def settle(
         return flow.found
     last = flow.products(way.states[-1])
     if flow.unbounded:
-        return failed(
-            last, Failure.UNBOUNDED, f"the products grow without end (the largest is {last.abs().max():.3g})"
-        )
+        return failed(last, Failure.UNBOUNDED, f"the products grow without end (the largest is {last.abs().max():.3g})")
     failure = Failure.NOT_FINITE if way.not_finite else Failure.UNSETTLED
     return failed(last, failure, way.failure or "the flow slows down without coming to rest")
 
