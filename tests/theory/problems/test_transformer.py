@@ -35,6 +35,11 @@ def taught(locality: tuple[float, ...] = (0.0, 0.5)) -> theory.Problem:
     return theory.diagonal_transformer(inputs, targets, layers=LAYERS, heads=HEADS, hidden=6, seed=1, locality=locality)
 
 
+@cache
+def eight_stages() -> theory.Path:
+    return theory.greedy(taught(), stages=8)
+
+
 def test_it_is_layers_of_heads_and_feed_forward_networks() -> None:
     net, x = module(), drawn(1, 2, 5, WIDTH)
     with torch.no_grad():
@@ -68,7 +73,7 @@ def test_every_product_has_a_name() -> None:
 @pytest.mark.slow
 def test_one_direction_of_one_product_of_one_head_at_a_time() -> None:
     problem = taught()
-    path = theory.greedy(problem, stages=8)
+    path = eight_stages()
     assert path.ending is Ending.STAGES, path.reason
     places = [stage.place for stage in path.stages]
     assert len({(one.layer, one.head, one.pairing) for one in places if one}) >= 4, "several of them take part"
@@ -89,7 +94,7 @@ def test_one_direction_of_one_product_of_one_head_at_a_time() -> None:
 @pytest.mark.slow
 def test_keys_and_queries_rest_until_their_head_writes() -> None:
     problem = taught()
-    path = theory.greedy(problem, stages=8)
+    path = eight_stages()
     assert problem.coordinates is not None
     written: set[tuple[int, int]] = set()
     for plateau, stage in zip(path.plateaus, path.stages, strict=False):
