@@ -18,7 +18,7 @@ from rankwise.sites.certify.row import Row, as_line
 
 # A type may need many seconds for one configuration, but it prints a line for each; one that takes its process down, or
 # says nothing for so long, costs itself alone.
-LONGEST_SILENCE = 240
+LONGEST_SILENCE = 600
 # What is done with rows when they are there.
 _AFTERWARDS = ("survey", "ship", "tables", "__main__")
 # Importing transformers takes seconds, so a process does several types; it forgets them with what they leaked.
