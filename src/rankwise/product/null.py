@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rankwise.errors import UserError
+from rankwise.product.bounds import frobenius_norm
 from rankwise.product.measures import length
 from rankwise.product.product import Product
 from rankwise.product.spectrum import Spectrum
@@ -119,7 +120,7 @@ class NullModel:
         scale = torch.ones(target.batch_shape, dtype=torch.float64, device=target.device)
         for factor in target.factors:
             rows, columns = factor.shape[-2:]
-            scale = scale * _factor_norm(factor.detach().double()) / (rows * columns) ** 0.5
+            scale = scale * _factor_norm(factor.detach()) / (rows * columns) ** 0.5
         return ScaledNull(self, scale=scale)
 
 
@@ -268,9 +269,10 @@ def _balance(values: Tensor, squares: list[Tensor], grams: list[Tensor]) -> _Pai
 
 
 def _factor_norm(factor: Tensor) -> Tensor:
-    """The Frobenius norm, at whatever scale the entries are."""
-    largest = factor.abs().amax((-2, -1), keepdim=True)
-    return torch.linalg.matrix_norm(factor / torch.where(largest > 0, largest, 1.0)) * largest[..., 0, 0]
+    """The Frobenius norm in float64, at whatever scale the entries are; squares of shorter types stay inside it."""
+    if factor.dtype == torch.float64:
+        return frobenius_norm(factor)
+    return torch.linalg.matrix_norm(factor, dtype=torch.float64)
 
 
 def _summary(values: Tensor) -> NullValue:
