@@ -12,7 +12,7 @@ from contextlib import suppress
 import torch
 
 # How far the worker's priority lies below the training's, in the system's own steps.
-POLITENESS = 10
+POLITENESS = 5
 
 
 def alone() -> None:
