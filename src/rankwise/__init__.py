@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from rankwise.layers.rebalance import balance_ as balance_
     from rankwise.layers.rebalanced import Rebalanced as Rebalanced
     from rankwise.layers.surgery import collapse as collapse
-    from rankwise.layers.tensorize import tensorize as tensorize
     from rankwise.layers.tensorized_conv2d import TensorizedConv2d as TensorizedConv2d
     from rankwise.layers.tensorized_linear import TensorizedLinear as TensorizedLinear
     from rankwise.layers.tensorized_separable import TensorizedSeparableConv2d as TensorizedSeparableConv2d
@@ -134,7 +133,6 @@ _MODULES = {
     "rankwise.layers.planning": ("factorization_plan",),
     "rankwise.layers.rebalance": ("balance_",),
     "rankwise.layers.rebalanced": ("Rebalanced",),
-    "rankwise.layers.tensorize": ("tensorize",),
     "rankwise.layers.tensorized_conv2d": ("TensorizedConv2d",),
     "rankwise.layers.tensorized_linear": ("TensorizedLinear",),
     "rankwise.layers.tensorized_separable": ("TensorizedSeparableConv2d",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import nn
 
@@ -10,14 +10,22 @@ from rankwise.layers.base import Execution, FactorizedLayer
 from rankwise.layers.conv1d import FactorizedConv1D, is_conv1d
 from rankwise.layers.conv2d import FactorizedConv2d
 from rankwise.layers.embedding import FactorizedEmbedding
+from rankwise.layers.geometry import arguments_of
 from rankwise.layers.initialization import Init
-from rankwise.layers.kernel_matrix import Form, kernel_to_matrix
+from rankwise.layers.kernel_matrix import Form as MatrixForm
+from rankwise.layers.kernel_matrix import kernel_to_matrix, matrix_shape
 from rankwise.layers.linear import FactorizedLinear
-from rankwise.layers.ranks import Kind
+from rankwise.layers.ranks import Kind, Rank, Shape
+from rankwise.layers.tensor_ranks import Form as TensorForm
+from rankwise.layers.tensorized_conv2d import TensorizedConv2d
+from rankwise.layers.tensorized_linear import TensorizedLinear
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
+    from typing_extensions import TypeIs
+
+Form = MatrixForm | TensorForm
 
 KINDS: dict[type[nn.Module], Kind] = {nn.Linear: "linear", nn.Conv2d: "conv", nn.Embedding: "embedding"}
 
@@ -31,7 +39,7 @@ def kind_of(module: nn.Module) -> Kind | None:
     return "linear" if is_conv1d(module) else KINDS.get(type(module))
 
 
-def matrix_of(dense: nn.Module, form: Form) -> Float[Tensor, "m n"]:
+def matrix_of(dense: nn.Module, form: MatrixForm) -> Float[Tensor, "m n"]:
     """The weight of a dense layer as the matrix that is factorized."""
     weight = dense.get_parameter("weight").detach()
     if is_conv1d(dense):
@@ -39,11 +47,32 @@ def matrix_of(dense: nn.Module, form: Form) -> Float[Tensor, "m n"]:
     return kernel_to_matrix(weight, form) if isinstance(dense, nn.Conv2d) else weight
 
 
+def matrix_shape_of(dense: nn.Module, form: MatrixForm) -> Shape:
+    """The shape of that matrix, from the shape of the weight alone."""
+    shape: Any = dense.get_parameter("weight").shape
+    if isinstance(dense, nn.Conv2d):
+        return matrix_shape(shape, form)
+    rows, columns = reversed(shape) if is_conv1d(dense) else shape
+    return rows, columns
+
+
+def is_tensor_form(form: str) -> TypeIs[TensorForm]:
+    """Whether a form keeps a weight as the cores of a tensor, and not as a product of matrices."""
+    return form in get_args(TensorForm)
+
+
 def factorized_like(
-    dense: nn.Module, *, rank: int, depth: int, form: Form, init: Init, execution: Execution = "auto"
-) -> FactorizedLayer:
+    dense: nn.Module, *, rank: Rank, depth: int, form: Form, init: Init, execution: Execution = "auto"
+) -> FactorizedLayer | TensorizedLinear | TensorizedConv2d:
     """A factorized layer of the configuration of a dense one, without values, on the meta device."""
-    wide = rank > min(matrix_of(dense, form).shape)
+    layer: Any = dense
+    if is_tensor_form(form):
+        if isinstance(dense, nn.Conv2d):
+            return TensorizedConv2d(**arguments_of(dense), form=form, ranks=rank, init=init, execution=execution)
+        made = {"bias": layer.bias is not None, "device": "meta", "dtype": layer.weight.dtype}
+        return TensorizedLinear(layer.in_features, layer.out_features, form=form, ranks=rank, init=init, **made)
+    assert isinstance(rank, int)
+    wide = rank > min(matrix_shape_of(dense, form))
     if isinstance(dense, nn.Conv2d):
         return FactorizedConv2d.like(
             dense, rank=rank, depth=depth, form=form, overcomplete=wide, init=init, execution=execution
@@ -53,5 +82,4 @@ def factorized_like(
             dense, rank=rank, depth=depth, overcomplete=wide, init=init, execution=execution
         )
     kind: type[FactorizedLinear] = FactorizedConv1D if is_conv1d(dense) else FactorizedLinear
-    layer: Any = dense
     return kind.like(layer, rank=rank, depth=depth, overcomplete=wide, init=init, execution=execution)

@@ -16,7 +16,9 @@ Form = Literal["spatial", "channel"]
 
 def check_form(form: str) -> None:
     if form not in get_args(Form):
-        raise UserError(f"form must be 'spatial' or 'channel', got {form!r}: for tensor forms see rankwise.tensorize")
+        raise UserError(
+            f"form must be 'spatial' or 'channel', got {form!r}: for tensor forms see rankwise.TensorizedConv2d"
+        )
 
 
 def kernel_to_matrix(kernel: Float[Tensor, "o i kh kw"], form: Form) -> Float[Tensor, "m n"]:

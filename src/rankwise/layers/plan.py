@@ -12,9 +12,9 @@ from torch import nn
 
 from rankwise.layers.base import Execution
 from rankwise.layers.candidates import StaysDense
+from rankwise.layers.dense import Form, is_tensor_form
 from rankwise.layers.initialization import Init
-from rankwise.layers.kernel_matrix import Form
-from rankwise.layers.ranks import Kind
+from rankwise.layers.ranks import Kind, Rank
 from rankwise.layers.timing import Timing
 from rankwise.text import printable
 
@@ -27,15 +27,16 @@ _NUMBER = re.compile(r"\.\d+(?=\.)\.")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedLayer:
-    """One weight and the factors in its place.
+    """One weight, and the factors or cores in its place.
 
     Arguments:
         names: the paths of the layers that compute with it; several where the weight is tied.
         kind: linear, conv or embedding.
         weight_shape: the shape of the dense weight.
-        shape: the shape of the matrix that is factorized.
-        rank: the inner width.
+        shape: of the matrix that is factorized, or the modes of the tensor.
+        rank: the inner width, or the ranks of the tensor form.
         depth: the number of inner factors.
+        parameters: what the factors or cores hold.
         dense_work, work: multiplications for each position of the output, dense and through the factors, in all layers
             that compute with the weight.
         timing: how long both take here, where it was measured.
@@ -45,33 +46,29 @@ class PlannedLayer:
     names: tuple[str, ...]
     kind: Kind
     weight_shape: tuple[int, ...]
-    shape: tuple[int, int]
-    rank: int
+    shape: tuple[int, ...]
+    rank: Rank
     depth: int
+    parameters: int
     dense_work: int
     work: int
     timing: Timing | None = None
     notes: tuple[str, ...] = ()
 
     @property
-    def limit(self) -> int:
-        """The largest rank of the matrix."""
-        return min(self.shape)
+    def limit(self) -> int | None:
+        """The largest rank of the matrix; None for a tensor form, whose ranks limit each other."""
+        return min(self.shape) if isinstance(self.rank, int) else None
 
     @property
     def dense_parameters(self) -> int:
         """The parameters of the dense weight."""
         return torch.Size(self.weight_shape).numel()
 
-    @property
-    def parameters(self) -> int:
-        """The parameters of its factors."""
-        return factor_parameters(self.shape, self.rank, self.depth)
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
-    """Which layers of a model become products, of which rank, and what stays dense and why.
+    """Which layers of a model become products or tensor forms, of which rank, and what stays dense and why.
 
     Arguments:
         layers: what is factorized.
@@ -101,7 +98,7 @@ class Plan:
         return self.parameters / self.dense_parameters
 
     @property
-    def ranks(self) -> dict[str, int]:
+    def ranks(self) -> dict[str, Rank]:
         """The rank of every layer by its path, as `factorize(model, rank=...)` takes them."""
         return {name: layer.rank for layer in self.layers for name in layer.names}
 
@@ -130,7 +127,7 @@ class Plan:
             row = [
                 ", ".join(map(printable, layer.names)) or "(the model)",
                 "x".join(map(str, layer.weight_shape)),
-                f"{layer.rank:,}/{layer.limit:,}",
+                _rank(layer),
                 f"{layer.parameters:,} {layer.parameters / layer.dense_parameters:.2f}",
                 f"{2 * layer.work:,}" + (f" {layer.work / layer.dense_work:.2f}" if layer.dense_work else ""),
                 *([_time(layer.timing)] if measured else []),
@@ -177,18 +174,14 @@ class Plan:
         return printed.get().rstrip()
 
 
-def factor_parameters(shape: tuple[int, int], rank: int, depth: int) -> int:
-    """How many numbers the factors of a matrix hold.
-
-    >>> factor_parameters((96, 48), 5, 0), factor_parameters((96, 48), 5, 1)
-    (720, 745)
-    """
-    return rank * sum(shape) + depth * rank * rank
-
-
 def _title(plan: Plan) -> str:
     scale = "" if plan.scale is None else f", scale {plan.scale:.4g}"
-    return f"{plan.dense_parameters:,} -> {plan.parameters:,} parameters ({plan.ratio:.4f}){scale}"
+    form = f", {plan.form}" if is_tensor_form(plan.form) else ""
+    return f"{plan.dense_parameters:,} -> {plan.parameters:,} parameters ({plan.ratio:.4f}){scale}{form}"
+
+
+def _rank(layer: PlannedLayer) -> str:
+    return f"{layer.rank:,}/{layer.limit:,}" if isinstance(layer.rank, int) else "x".join(map(str, layer.rank))
 
 
 def _table(title: str, caption: str | None = None) -> Table:

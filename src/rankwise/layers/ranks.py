@@ -10,6 +10,8 @@ from rankwise.errors import UserError
 
 Kind = Literal["linear", "conv", "embedding"]
 Shape = tuple[int, int]
+Rank = int | tuple[int, ...]
+"""The width of a product, or the ranks of a tensor form."""
 
 # The bisection stops when the interval or the distance from the budget is below this, as the paper's does.
 RESOLUTION = 1e-6
@@ -95,3 +97,12 @@ def scale_within(
         tried = {scale: found for scale, found in tried.items() if found <= allowed}
     # Of equals the first that was met, as in the paper.
     return min(tried, key=lambda scale: abs(tried[scale] - allowed))
+
+
+def factor_parameters(shape: Shape, rank: int, depth: int) -> int:
+    """How many numbers the factors of a matrix hold.
+
+    >>> factor_parameters((96, 48), 5, 0), factor_parameters((96, 48), 5, 1)
+    (720, 745)
+    """
+    return rank * sum(shape) + depth * rank * rank

@@ -1,4 +1,4 @@
-"""Copies of models with products in the place of weights, and with weights in the place of products."""
+"""Copies of models with products or tensor forms in the place of weights, and with weights in the place of those."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def applied(plan: Plan, model: nn.Module) -> Any:
     for layer in plan.layers:
         modules = [_found(model, name, layer) for name in layer.names]
         timed = plan.execution == "auto" and layer.timing is not None
-        made: FactorizedLayer | None = None
+        made: Any = None
         # An embedding goes first: it knows which row of the factors is padding.
         for dense in sorted(modules, key=lambda module: not isinstance(module, nn.Embedding)):
-            empty = factorized_like(
+            empty: Any = factorized_like(
                 dense,
                 rank=layer.rank,
                 depth=plan.depth,
@@ -33,7 +33,7 @@ def applied(plan: Plan, model: nn.Module) -> Any:
                 init=plan.init,
                 execution=layer.timing.faster if timed and layer.timing is not None else plan.execution,
             )
-            placed: FactorizedLayer = empty.settle(dense) if made is None else empty.share(made.factors, dense)
+            placed: Any = empty.settle(dense) if made is None else empty.share(made.factors, dense)
             made = made or placed
             replacements[id(dense)] = placed
     return copied(model, replacements)

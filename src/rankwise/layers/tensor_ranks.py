@@ -75,7 +75,7 @@ def checked_ranks(form: Form, modes: Sequence[int], ranks: int | Sequence[int]) 
     A rank above what its neighbours can fill would only hold directions that nothing ever reaches.
     """
     count = {"cp": 1, "tucker": len(modes), "tensor-train": len(modes) - 1}[form]
-    given = (ranks,) * count if isinstance(ranks, int) else tuple(ranks)
+    given = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,) * count
     if len(given) != count or any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 1 for rank in given):
         raise UserError(
             f"a {form} form of modes {_times(modes)} takes {count} rank{'s' if count > 1 else ''} of at least 1, or "
@@ -102,6 +102,15 @@ def core_shapes(form: Form, modes: Sequence[int], ranks: Sequence[int]) -> list[
     if form == "tucker":
         return [tuple(ranks), *zip(modes, ranks, strict=True)]
     return list(zip((1, *ranks), modes, (*ranks, 1), strict=True))
+
+
+def core_parameters(form: Form, modes: Sequence[int], ranks: Sequence[int]) -> int:
+    """How many numbers the cores hold.
+
+    >>> core_parameters("tensor-train", (4, 5, 6), (2, 3)), core_parameters("cp", (4, 5, 6), (2,))
+    (56, 30)
+    """
+    return sum(prod(shape) for shape in core_shapes(form, modes, ranks))
 
 
 def checked_form(form: Form) -> Form:

@@ -121,8 +121,8 @@ class TensorizedLayer(nn.Module):
         ):
             core.copy_(value)
 
-    def _settle(self, dense: Any) -> Any:
-        """Come to life on the device of a dense layer, after having been made on the meta device."""
+    def settle(self, dense: Any) -> Any:
+        """Move from the meta device to that of a dense layer, and start from its weight."""
         self.to_empty(device=dense.weight.device)
         if dense.weight.device.type != "meta":
             self._start_from(dense)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from rankwise.errors import UserError
-from rankwise.layers.base import Execution
+from rankwise.layers.base import Execution, check_execution
 from rankwise.layers.conv2d import PaddingMode, Pair
 from rankwise.layers.cost import Step, Work, one_step_is_cheaper
 from rankwise.layers.geometry import Geometry, arguments_of, convolved
@@ -106,7 +106,7 @@ class TensorizedConv2d(TensorizedLayer):
         True
         """
         layer = cls(**arguments_of(dense), form=form, ranks=ranks, scale=scale, init=init, execution=execution)
-        return layer._settle(dense)
+        return layer.settle(dense)
 
     @property
     def execution(self) -> Execution:
@@ -114,22 +114,27 @@ class TensorizedConv2d(TensorizedLayer):
 
     @execution.setter
     def execution(self, execution: Execution) -> None:
-        if execution not in get_args(Execution):
-            raise UserError(f"execution must be one of {', '.join(get_args(Execution))}, got {execution!r}")
+        check_execution(execution)
         self._execution: Execution = execution
 
     def execution_at(self, input: Tensor) -> Step:
         """What costs less for an input of this shape, forward and backward together."""
-        geometry = self.geometry
-        read = geometry.in_channels * geometry.window.stride[0] * geometry.window.stride[1]
-        kernel = geometry.out_channels * geometry.in_channels * geometry.window.size[0] * geometry.window.size[1]
+        at_once = self.work("one-step")
         cheaper = one_step_is_cheaper(
-            step_by_step=work(stages(self.tensor.to("meta"), geometry.window)),
-            at_once=Work(kernel, moved=read + geometry.out_channels),
-            forming=max(self.ranks) * kernel,
-            positions=geometry.positions(input),
+            step_by_step=self.work("two-step"),
+            at_once=at_once,
+            forming=max(self.ranks) * at_once.multiplications,
+            positions=self.geometry.positions(input),
         )
         return "one-step" if cheaper else "two-step"
+
+    def work(self, step: Step) -> Work:
+        """What each pixel of the output takes in a forward pass, rebuilding the kernel left aside."""
+        geometry = self.geometry
+        if step == "two-step":
+            return work(stages(self.tensor.to("meta"), geometry.window))
+        read = geometry.in_channels * geometry.window.stride[0] * geometry.window.stride[1]
+        return Work(prod(self.modes), moved=read + geometry.out_channels)
 
     def forward(self, input: Float[Tensor, "*batch i h w"]) -> Float[Tensor, "*batch o h w"]:
         step = self.execution_at(input) if self.execution == "auto" else self.execution

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankwise.errors import UserError
+from rankwise.layers.cost import Step, Work
 from rankwise.layers.initialization import Init
 from rankwise.layers.tensor_ranks import Form, matrix_ranks, near_equal_modes
 from rankwise.layers.tensorized import TensorizedLayer, chosen_ranks
@@ -93,7 +94,11 @@ class TensorizedLinear(TensorizedLayer):
             device="meta",
             dtype=dense.weight.dtype,
         )
-        return layer._settle(dense)
+        return layer.settle(dense)
+
+    def work(self, step: Step) -> Work:
+        """What each position takes: as much as the dense layer, whose weight is rebuilt."""
+        return Work(self.in_features * self.out_features, moved=self.in_features + self.out_features)
 
     def forward(self, input: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
         return F.linear(input, self.weight, self.bias)

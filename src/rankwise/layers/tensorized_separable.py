@@ -101,7 +101,7 @@ class TensorizedSeparableConv2d(TensorizedLayer):
         the column `P[:, i]` and the window `D[i]`. A kernel that is not separable loses what the pair leaves.
         """
         layer = cls(**arguments_of(dense), form=form, ranks=ranks, scale=scale, modes=modes, init=init)
-        return layer._settle(dense)
+        return layer.settle(dense)
 
     @property
     def pointwise(self) -> Float[Tensor, "o i"]:

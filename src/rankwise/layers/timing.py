@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from rankwise.errors import UserError
-from rankwise.layers.base import FactorizedLayer
 from rankwise.layers.cost import Step
 
 ROUNDS = 5
@@ -22,7 +21,10 @@ SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of a forward and backward pass on one device, the best of several rounds taken in turns."""
+    """Seconds of a forward and backward pass on one device, the best of several rounds taken in turns.
+
+    A way that a layer has not takes infinitely long.
+    """
 
     dense: float
     two_step: float
@@ -79,30 +81,33 @@ def inputs_of(model: nn.Module, names: Sequence[str], inputs: Any) -> dict[str, 
     return seen
 
 
-def measure(dense: nn.Module, factorized: FactorizedLayer, input: Tensor) -> Timing:
-    """Time a dense layer and both ways through its factorized form, forward and backward.
+def measure(dense: nn.Module, factorized: Any, input: Tensor) -> Timing:
+    """Time a dense layer and the ways through its factorized form, forward and backward.
 
     Arguments:
         dense: the layer as it is.
-        factorized: its factorized form, on the same device; it is left with the faster way.
+        factorized: its factorized form, on the same device; it is left with the faster way. One that has a single
+            way, its weight rebuilt, has no `execution`.
         input: what it is fed.
     """
-    ways: dict[str, nn.Module] = {"dense": dense, "two-step": factorized, "one-step": factorized}
-    best = dict.fromkeys(ways, float("inf"))
+    chooses = hasattr(factorized, "execution")
+    ways = ("dense", "two-step", "one-step") if chooses else ("dense", "one-step")
+    best = dict.fromkeys(("dense", "two-step", "one-step"), float("inf"))
     if input.is_floating_point():
         input = input.requires_grad_()
     started = time.perf_counter()
     for turn in range(ROUNDS + WARM_UP):
         if turn > WARM_UP and time.perf_counter() - started > SECONDS:
             break
-        for way, module in ways.items():
-            if way != "dense":
-                factorized.execution = way  # pyright: ignore[reportAttributeAccessIssue]
-            spent = _pass(module, input)
+        for way in ways:
+            if way != "dense" and chooses:
+                factorized.execution = way
+            spent = _pass(dense if way == "dense" else factorized, input)
             if turn >= WARM_UP:
                 best[way] = min(best[way], spent)
     timing = Timing(dense=best["dense"], two_step=best["two-step"], one_step=best["one-step"], device=str(input.device))
-    factorized.execution = timing.faster
+    if chooses:
+        factorized.execution = timing.faster
     return timing
 
 
