@@ -29,7 +29,8 @@ def test_as_torch_does(given_shapes: list[list[int]]) -> None:
 def test_a_spectrum_does_not_wait_for_a_computer_algebra_system() -> None:
     program = (
         "import sys, torch; from rankwise.product.product import Product; "
-        "p = Product(torch.randn(2, 9, 3), torch.randn(3, 9)); p.spectrum(); (p - p).shape; print('sympy' in sys.modules)"
+        "p = Product(torch.randn(2, 9, 3), torch.randn(3, 9)); p.spectrum(); (p - p).shape; "
+        "print('sympy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
