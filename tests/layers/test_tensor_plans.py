@@ -216,7 +216,25 @@ def test_a_way_that_linear_layers_do_not_have_leaves_them_dense() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(8, 8), nn.Linear(8, 8))
     plan = rw.factorization_plan(model, form="cp", rank=0.5, execution="two-step")
     assert list(plan.ranks) == ["1"]
-    assert "and execution='two-step' was asked for" in plan.dense[-1].reason
+    assert "and execution='two-step' was asked for" in plan.dense[0].reason
+
+
+def test_a_plan_for_another_kind_of_layer_is_refused() -> None:
+    plan = rw.factorization_plan(nn.Linear(8, 8), form="cp", rank=0.5)
+    with pytest.raises(UserError, match="its layer is of type Embedding, which has no cp form: plan for this model"):
+        plan.apply(nn.Embedding(8, 8))
+
+
+def test_what_would_have_been_chosen_is_told_first() -> None:
+    """Of GPT-2 all feed-forward layers are `Conv1D`; that the attention stays dense is no reason for the refusal."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=30, bos_token_id=0, eos_token_id=0)
+    with torch.device("meta"):
+        model = transformers.GPT2LMHeadModel(config)
+    with pytest.raises(
+        UserError, match=r"6 matrices stay dense, such as transformer\.wte\.weight .it is tied to lm_head"
+    ):
+        rw.factorize(model, form="tucker", rank=0.5)
 
 
 def test_a_model_without_such_layers_is_refused() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch import nn
 
+from rankwise.errors import UserError
 from rankwise.layers.base import Execution, FactorizedLayer
 from rankwise.layers.conv1d import FactorizedConv1D, is_conv1d
 from rankwise.layers.conv2d import FactorizedConv2d
@@ -69,6 +70,10 @@ def factorized_like(
     if is_tensor_form(form):
         if isinstance(dense, nn.Conv2d):
             return TensorizedConv2d(**arguments_of(dense), form=form, ranks=rank, init=init, execution=execution)
+        if not isinstance(dense, nn.Linear):
+            raise UserError(
+                f"its layer is of type {type(dense).__name__}, which has no {form} form: plan for this model"
+            )
         made = {"bias": layer.bias is not None, "device": "meta", "dtype": layer.weight.dtype}
         return TensorizedLinear(layer.in_features, layer.out_features, form=form, ranks=rank, init=init, **made)
     assert isinstance(rank, int)

@@ -80,7 +80,7 @@ def factorization_plan(
         # Where all are too thin, the rank is to blame.
         if fitting:
             chosen, left = fitting, left + thin
-    dense = (*left, *unfit, *unable)
+    dense = (*unfit, *left, *unable)
     if not chosen:
         such = f", such as {dense[0].parameter} ({dense[0].reason})" if dense else ""
         raise UserError(f"nothing to factorize: {len(dense)} matrices stay dense{such}")
