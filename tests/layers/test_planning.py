@@ -164,6 +164,16 @@ def test_matrices_of_equal_layers_that_stay_dense_share_a_row():
     ]
 
 
+def test_notes_on_equal_layers_share_a_row():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    text = shown(rw.factorization_plan(nn.TransformerEncoder(layer, 3), rank=8))
+    rows = [line.split() for line in text.splitlines() if "no fewer parameters than dense" in line]
+    assert [row[:4] for row in rows] == [
+        ["layers.*.linear1", "3", "of", "16x8"],
+        ["layers.*.linear2", "3", "of", "8x16"],
+    ]
+
+
 def test_names_out_of_a_model_are_shown_as_text():
     hostile = nn.ModuleDict({"[red]\x1b[31m": nn.Linear(8, 8), "b": nn.Linear(8, 8)})
     text = shown(rw.factorization_plan(hostile, rank=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -116,47 +117,41 @@ class Plan:
         from rich.text import Text
 
         measured = any(layer.timing is not None for layer in self.layers)
-        noted = any(layer.notes for layer in self.layers)
         table = _table(_title(self), caption=_caption(measured))
         table.add_column("layer", overflow="fold")
         for column in ("weight", "rank", "parameters", "FLOPs", *(["time here"] if measured else [])):
             table.add_column(column, justify="right", no_wrap=True)
-        if noted:
-            table.add_column("notes", overflow="fold")
         for layer in self.layers:
             row = [
-                ", ".join(map(printable, layer.names)) or "(the model)",
+                _name(layer),
                 "x".join(map(str, layer.weight_shape)),
                 _rank(layer),
                 f"{layer.parameters:,} {layer.parameters / layer.dense_parameters:.2f}",
                 f"{2 * layer.work:,}" + (f" {layer.work / layer.dense_work:.2f}" if layer.dense_work else ""),
                 *([_time(layer.timing)] if measured else []),
-                *(["; ".join(layer.notes)] if noted else []),
             ]
             table.add_row(*map(Text, row))
         return table
 
+    def notes_table(self) -> Table:
+        """What there is to know about factorized layers; those whose numbers alone differ share a row."""
+        noted = [(_name(layer), layer.weight_shape, "; ".join(layer.notes)) for layer in self.layers if layer.notes]
+        return _remarks("notes", ("layer", "weight", "note"), noted)
+
     def dense_table(self) -> Table:
         """Every matrix that stays dense with the reason; those whose numbers alone differ share a row."""
-        from rich.text import Text
-
-        alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
-        for each in self.dense:
-            shape = "x".join(map(str, each.shape))
-            alike[_NUMBER.sub(".*.", f".{printable(each.parameter)}")[1:], shape, each.reason].append(each.parameter)
-        table = _table("stays dense")
-        table.add_column("parameter", overflow="fold")
-        table.add_column("shape", justify="right", no_wrap=True)
-        table.add_column("why", overflow="fold")
-        for (pattern, shape, reason), names in alike.items():
-            name, count = (printable(names[0]), "") if len(names) == 1 else (pattern, f"{len(names)} of ")
-            table.add_row(*map(Text, (name, f"{count}{shape}", reason)))
-        return table
+        left = [(printable(each.parameter), each.shape, each.reason) for each in self.dense]
+        return _remarks("stays dense", ("parameter", "shape", "why"), left)
 
     def __rich__(self) -> Group:
         from rich.console import Group
 
-        return Group(self.table(), self.dense_table()) if self.dense else Group(self.table())
+        tables = [self.table()]
+        if any(layer.notes for layer in self.layers):
+            tables.append(self.notes_table())
+        if self.dense:
+            tables.append(self.dense_table())
+        return Group(*tables)
 
     def __repr__(self) -> str:
         return (
@@ -180,6 +175,10 @@ def _title(plan: Plan) -> str:
     return f"{plan.dense_parameters:,} -> {plan.parameters:,} parameters ({plan.ratio:.4f}){scale}{form}"
 
 
+def _name(layer: PlannedLayer) -> str:
+    return ", ".join(map(printable, layer.names)) or "(the model)"
+
+
 def _rank(layer: PlannedLayer) -> str:
     return f"{layer.rank:,}/{layer.limit:,}" if isinstance(layer.rank, int) else "x".join(map(str, layer.rank))
 
@@ -191,6 +190,24 @@ def _table(title: str, caption: str | None = None) -> Table:
     return Table(
         title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left"
     )
+
+
+def _remarks(title: str, columns: tuple[str, str, str], remarks: Iterable[tuple[str, tuple[int, ...], str]]) -> Table:
+    """Names, shapes and what is said of them, one row for all that are alike but for the numbers in their names."""
+    from rich.text import Text
+
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name, shape, remark in remarks:
+        alike[_NUMBER.sub(".*.", f".{name}")[1:], "x".join(map(str, shape)), remark].append(name)
+    table = _table(title)
+    first, second, last = columns
+    table.add_column(first, overflow="fold")
+    table.add_column(second, justify="right", no_wrap=True)
+    table.add_column(last, overflow="fold")
+    for (pattern, shape, remark), names in alike.items():
+        name, count = (names[0], "") if len(names) == 1 else (pattern, f"{len(names)} of ")
+        table.add_row(*map(Text, (name, f"{count}{shape}", remark)))
+    return table
 
 
 def _caption(measured: bool) -> str:
