@@ -276,10 +276,11 @@ def test_an_empty_run_has_empty_frames(tmp_path):
 
 def test_polars_and_duckdb_read_the_same(finished):
     run = open_run(finished)
-    polars = pytest.importorskip("polars")
+    import duckdb
+    import polars
+
     assert run.to_polars().to_dicts() == list(run.rows())
     assert run.to_polars().schema["layer"] == polars.Int64
-    duckdb = pytest.importorskip("duckdb")
     found = duckdb.sql(
         f"select step, loss, effective_rank from '{finished}/products.csv' join '{finished}/steps.jsonl' using (step) "
         "where head = 0 order by step"
