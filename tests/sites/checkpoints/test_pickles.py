@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankwise.errors import CheckpointError
@@ -190,6 +190,7 @@ def test_a_truncated_archive_is_told(part: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), min_size=1, max_size=8))
+@example([(VALID.rindex(b"PK\6\7") + 4, 2)])
 @settings(max_examples=60)
 def test_a_mutated_archive_is_read_or_refused(changes: list[tuple[int, int]]) -> None:
     content = bytearray(VALID)

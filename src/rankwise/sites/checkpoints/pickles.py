@@ -100,9 +100,9 @@ def _stored(tensor: Tensor, source: ByteRanges, file: str, records: dict[int, in
 def _archive_records(stream: io.BufferedReader[RangeStream]) -> dict[int, int] | None:
     """Size of each storage in the archive by its position in the file; None where storages do not lie in it plainly."""
     stream.seek(0)
-    if not zipfile.is_zipfile(stream):
-        return None
     try:
+        if not zipfile.is_zipfile(stream):  # which itself raises on some broken archives
+            return None
         with zipfile.ZipFile(stream) as archive:
             members = archive.infolist()
             order = next((member for member in members if member.filename.endswith("/byteorder")), None)
