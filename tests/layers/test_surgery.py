@@ -205,6 +205,18 @@ def test_a_plan_fits_the_model_it_was_made_for_alone():
         plan.apply(plan.apply(CifarResNet(8)))
 
 
+def test_a_plan_does_not_part_weights_that_were_tied_since():
+    def net():
+        return nn.Sequential(nn.Linear(16, 16, bias=False), nn.ReLU(), nn.Linear(16, 16, bias=False), nn.Linear(16, 4))
+
+    plan, tied = rw.factorization_plan(net(), rank=4), net()
+    tied[2].weight = tied[0].weight
+    with pytest.raises(UserError, match="a weight of '0', which in this model is one of '0' and '2': plan for this"):
+        plan.apply(tied)
+    with pytest.raises(UserError, match="a weight of '0' and '2', which in this model is one of '0': plan for this"):
+        rw.factorization_plan(tied, rank=4).apply(net())
+
+
 def test_folding_a_dense_model_warns():
     with pytest.warns(UserWarning, match="collapse has no effect: the model has no factorized layers"):
         rw.collapse(nn.Linear(3, 3))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from rankwise.errors import UserError
 from rankwise.layers.base import FactorizedLayer
-from rankwise.layers.candidates import check_module
+from rankwise.layers.candidates import candidates, check_module
 from rankwise.layers.dense import factorized_like, kind_of
 from rankwise.layers.plan import Plan, PlannedLayer
 from rankwise.layers.ties import retie
@@ -19,8 +20,10 @@ from rankwise.layers.ties import retie
 def applied(plan: Plan, model: nn.Module) -> Any:
     """A copy of a model in which the planned layers are factorized, started from the model's own weights."""
     replacements: dict[int, Any] = {}
+    tied = {name: candidate.names for candidate in candidates(model)[0] for name in candidate.names}
     for layer in plan.layers:
         modules = [_found(model, name, layer) for name in layer.names]
+        _check_ties(layer, tied)
         timed = plan.execution == "auto" and layer.timing is not None
         made: Any = None
         # An embedding goes first: it knows which row of the factors is padding.
@@ -90,6 +93,21 @@ def _found(model: nn.Module, name: str, layer: PlannedLayer) -> nn.Module:
             f"{type(module).__name__}{'' if shape is None else f' of {shape}'}: plan for this model"
         )
     return module
+
+
+def _check_ties(layer: PlannedLayer, tied: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse a plan whose layers share their weight with others than when it was made: they would be parted."""
+    for name in layer.names:
+        now = tied.get(name, ())
+        if set(now) != set(layer.names):
+            raise UserError(
+                f"the plan is for a weight of {_listed(layer.names)}, which in this model is one of "
+                f"{_listed(now) or 'a layer without a factorized form'}: plan for this model"
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(f"'{name}'" for name in names)
 
 
 def _folds(module: nn.Module) -> bool:
