@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from operator import index
@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from rankwise.errors import UserError
 from rankwise.product.catalogue import find_measure
-from rankwise.sites.find import find
-from rankwise.sites.site import Site
 from rankwise.sites.sites import Sites
 from rankwise.sites.source import shapes_of
 from rankwise.text import printable
-from rankwise.watch.alarms import Alarm, Alarms, RunStopped, Watch, in_short
+from rankwise.watch.alarms import Alarm, Alarms, RunStopped, in_short
+from rankwise.watch.arguments import OnAlarm, checked_reaction, schedule_of, selected, unwrapped, watch_of
 from rankwise.watch.capture import PATIENCE_SECONDS, Capture, Copies, live
 from rankwise.watch.compute import Plan
 from rankwise.watch.decay import DecayCount
@@ -32,14 +31,13 @@ from rankwise.watch.heading import heading, site_records
 from rankwise.watch.meter import Meter
 from rankwise.watch.recorder import Outcome, Recorder, Taken, as_number
 from rankwise.watch.rows import rows_at
-from rankwise.watch.schedules import Every, Moment, Overhead, Schedule
+from rankwise.watch.schedules import Moment, Schedule
 from rankwise.watch.start import open_start, plain_name
 from rankwise.watch.store import RunStore, create, reopen
 from rankwise.watch.survey import ROWS, RUN, START
 from rankwise.watch.worker import Worker
 
 DEFAULT_MEASURES = ("effective_rank", "stable_rank", "nuclear_norm", "frobenius_norm", "operator_norm")
-DEFAULT_OVERHEAD = 0.005
 
 log = logging.getLogger("rankwise")
 
@@ -50,9 +48,6 @@ class Sink(Protocol):
     def write(self, outcome: Outcome) -> None:
         """Take a snapshot; called on the training's thread, in the order of the steps."""
         ...
-
-
-OnAlarm = Literal["log", "stop"] | Callable[[Alarm], None]
 
 
 class Monitor:
@@ -82,6 +77,7 @@ class Monitor:
         tolerance: the error of a singular value that will do, as a share of the largest.
 
     >>> import tempfile
+    >>> from rankwise.sites.find import find
     >>> model = nn.Sequential(nn.Linear(4, 4))
     >>> with tempfile.TemporaryDirectory() as folder, Monitor(model, run=folder, every=1, sites=find(model)) as monitor:
     ...     for step in range(3):
@@ -109,11 +105,11 @@ class Monitor:
         tolerance: float = 1e-6,
     ) -> None:
         self.folder, self.model = Path(run), unwrapped(model)
-        self.schedule = _schedule(every, overhead)
-        self.sites = _selected(self.model, sites)
-        self.on_alarm, self.sinks, self.gradients = _checked(on_alarm), tuple(sinks), gradients
+        self.schedule = schedule_of(every, overhead)
+        self.sites = selected(self.model, sites)
+        self.on_alarm, self.sinks, self.gradients = checked_reaction(on_alarm), tuple(sinks), gradients
         names = tuple(find_measure(name).name for name in measures)
-        watch = _watch(alarms, names)
+        watch = watch_of(alarms, names)
         if keep not in ("spectra", "measures"):
             raise UserError(f"keep={keep!r}: give 'spectra', or 'measures' to keep no spectra")
         self._last: int | None = None
@@ -363,56 +359,9 @@ class Monitor:
             self._worker.do(lambda: recorder.gap(step, now, reason))
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside torch.compile's and distributed training's wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = getattr(model, "module", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
 def _is_first_process() -> bool:
     distributed = torch.distributed
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
-
-
-def _schedule(every: int | Schedule | None, overhead: float | None) -> Schedule:
-    if every is not None and overhead is not None:
-        raise UserError("give every= or overhead=, not both: one says when, the other finds out")
-    if isinstance(every, Schedule):
-        return every
-    return Overhead(DEFAULT_OVERHEAD if overhead is None else overhead) if every is None else Every(every)
-
-
-def _checked(on_alarm: OnAlarm) -> OnAlarm:
-    if not (callable(on_alarm) or on_alarm in ("log", "stop")):
-        raise UserError(f"on_alarm={on_alarm!r}: give 'log', 'stop' or a function that takes an alarm")
-    return on_alarm
-
-
-def _watch(alarms: Alarms | None, measures: Sequence[str]) -> Watch | None:
-    if alarms is None:
-        return None
-    for name, needed in alarms.needs().items():
-        if needed not in measures:
-            log.warning("Alarms(%s=...) has no effect: %s is not among the measures", name, needed)
-    return Watch(alarms)
-
-
-def _selected(model: nn.Module, sites: Sites | None) -> tuple[Site, ...]:
-    """The sites to watch, each under the name that it has without compilation."""
-    found = find(model).select(where=lambda site: len(site.factors) > 1) if sites is None else sites
-    if not isinstance(found, Sites):
-        raise UserError(f"sites= takes Sites, got {type(found).__name__}: give rankwise.find(model).select(kind=...)")
-    if not len(found):
-        raise UserError(
-            "there is nothing to watch: no product of two factors or more; see rankwise.find(model).unread, or give "
-            "sites=rankwise.find(model) for single matrices"
-        )
-    return tuple(site.renamed(plain_name(site.name)) for site in found)
 
 
 def _copied(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
