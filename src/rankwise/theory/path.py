@@ -130,8 +130,8 @@ class Path:
         """A row for each stage."""
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
         for name in ("", "time", "activates", "drops", "active", "margin", "curvature", "loss"):
-            table.add_column(name, justify="left" if name in {"activates", "drops"} else "right", overflow="fold")
-        table.columns[2].no_wrap = True
+            side = "left" if name in {"activates", "drops"} else "right"
+            table.add_column(name, justify=side, overflow="fold", no_wrap=name != "drops", min_width=len(name))
         for number, stage in enumerate(self.stages, 1):
             who = f"{stage.coordinate} {'+' if stage.sign > 0 else '-'}"
             table.add_row(
@@ -140,10 +140,10 @@ class Path:
                 who if stage.place is None else f"{who} {stage.place}",
                 ", ".join(map(str, stage.dropped)) or "-",
                 str(len(stage.support)),
-                f"{stage.margin:.3g}",
+                f"{stage.margin:.2g}",
                 f"{stage.curvature:.3g}",
                 # What rounding leaves of a loss differs from machine to machine.
-                f"{0.0 if stage.loss < ROUNDING * self.start.loss else stage.loss:.4g}",
+                f"{0.0 if stage.loss < ROUNDING * self.start.loss else stage.loss:.3g}",
             )
         table.caption = Text(("" if self.complete else "INCOMPLETE: ") + self.reason)
         return table
